@@ -1,0 +1,62 @@
+// The engine's counters, as one plain struct: what --stats, the plugin's statistics file and HTTP show. Filled by the
+// loader and the backend, formatted by whoever asks.
+//
+// Definitions  request   one routed (token, choice) pair's expert, counted once per distinct expert, layer and batch
+//              hit       the expert was ready in a slot when its layer asked for it
+//              miss      it was not: a read some token waited for. A prefetch that came late is a miss.
+//              load      a read that filled a slot
+//              unplaced  an expert that found no slot at first and was computed in a later group of its batch
+// Units        bytes, seconds, counts since the model was loaded.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace sluice {
+
+struct ExpertCounters {
+  uint64_t requests = 0;
+  uint64_t hits = 0;
+  uint64_t misses = 0;
+  uint64_t loads = 0;
+  uint64_t evictions = 0;
+  uint64_t unplaced = 0;
+  uint64_t bytes_read = 0;
+
+  double hit_rate() const { return requests == 0 ? 0.0 : static_cast<double>(hits) / static_cast<double>(requests); }
+  ExpertCounters& operator+=(const ExpertCounters& other) {
+    requests += other.requests;
+    hits += other.hits;
+    misses += other.misses;
+    loads += other.loads;
+    evictions += other.evictions;
+    unplaced += other.unplaced;
+    bytes_read += other.bytes_read;
+    return *this;
+  }
+};
+
+struct EngineStats {
+  bool streaming = false;
+  std::string model;               // what the experts are read from
+  uint64_t budget_bytes = 0;       // what the pool may use
+  uint64_t budget_bytes_min = 0;   // the smallest that works
+  uint64_t expert_bytes = 0;       // of all routed experts in the file
+  uint64_t slots = 0;
+  uint64_t pool_bytes = 0;         // slot memory and staging
+  ExpertCounters experts;
+  std::vector<ExpertCounters> layers;  // by layer number; dense layers stay zero
+  std::string io_path;             // "io_uring", "pread", "memory"
+  bool io_direct = false;
+  uint64_t io_reads = 0;
+  uint64_t io_bytes = 0;
+  uint64_t io_retries = 0;
+  uint64_t io_errors = 0;
+  double io_seconds = 0;           // at least one read was in flight
+  double route_sync_s = 0;         // reading the router's choice and planning
+  double stall_s = 0;              // waiting for reads with nothing left to compute
+  double compute_s = 0;            // the expert computation
+};
+
+}  // namespace sluice
