@@ -1,0 +1,376 @@
+#include "loader/loader.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/clock.h"
+#include "base/log.h"
+
+namespace sluice {
+
+namespace {
+
+constexpr uint64_t kVerifyLinesMax = 12;
+// Experts handed out at once while others still wait for a slot: small, so that slots come free early.
+constexpr size_t kInOrderBatchMax = 4;
+
+}  // namespace
+
+Result<std::unique_ptr<Loader>> Loader::create(std::vector<LayerSource> sources, std::unique_ptr<Device> device,
+                                               const LoaderOptions& options) {
+  std::unique_ptr<Loader> loader(new Loader);
+  loader->options_ = options;
+  loader->plan_ = plan_layout(sources, options.top_k);
+  if (Status status = plan_slots(loader->plan_, options.budget_bytes); !status) return status.error();
+
+  PoolSpec spec{.policy = options.policy, .poison_released_slots = options.poison_released_slots};
+  for (const ClassPlan& size_class : loader->plan_.classes) spec.classes.push_back({size_class.slot_bytes, size_class.n_slot});
+  for (uint32_t i = 0; i < sources.size(); ++i) {
+    const uint32_t layer = sources[i].layer;
+    if (layer >= spec.layer_class.size()) {
+      spec.layer_class.resize(layer + 1, PoolSpec::kNoClass);
+      loader->source_of_layer_.resize(layer + 1, kNone);
+    }
+    SLUICE_ASSERT(loader->source_of_layer_[layer] == kNone, "layer {} twice", layer);
+    spec.layer_class[layer] = loader->plan_.layouts[i].size_class;
+    loader->source_of_layer_[layer] = i;
+    spec.n_expert = std::max(spec.n_expert, sources[i].n_expert);
+  }
+  auto pool = ResidentPool::create(spec);
+  if (!pool) return pool.error();
+  loader->pool_ = std::move(pool).value();
+  auto staging = SlotMemory::create(loader->plan_.staging_bytes * loader->plan_.n_staging);
+  if (!staging) return staging.error();
+  loader->staging_memory_ = std::move(staging).value();
+  for (uint32_t i = loader->plan_.n_staging; i > 0; --i) loader->staging_free_.push_back(i - 1);
+
+  loader->layers_.resize(loader->source_of_layer_.size());
+  loader->sources_ = std::move(sources);
+  loader->device_ = std::move(device);
+  return loader;
+}
+
+Loader::~Loader() {
+  if (active_) end();
+}
+
+Status Loader::start(uint32_t layer, std::span<const uint32_t> experts) {
+  SLUICE_ASSERT(!active_, "a demand of layer {} is still open", layer_);
+  SLUICE_ASSERT(streams_layer(layer), "layer {} is not streamed", layer);
+  const LayerSource& source = sources_[source_of_layer_[layer]];
+  for (const uint32_t expert : experts) {
+    if (expert >= source.n_expert) {
+      return make_error(ErrorCode::kBadArgument, "layer {}: the router chose expert {}, the layer has {}", layer,
+                        static_cast<int32_t>(expert), source.n_expert);
+    }
+  }
+  const bool all_hits = std::all_of(experts.begin(), experts.end(),
+                                    [&](uint32_t expert) { return pool_->find({layer, expert}).has_value(); });
+  if (!all_hits) {
+    const File* checked = nullptr;
+    for (const MatrixSource& matrix : source.matrices) {
+      if (matrix.file.get() == checked) continue;
+      checked = matrix.file.get();
+      if (Status status = checked->check_unchanged(); !status) return status;
+    }
+  }
+  if (last_layer_ != kNone && layer <= last_layer_) pool_->advance();  // a new pass over the layers
+  last_layer_ = layer;
+  active_ = true;
+  layer_ = layer;
+  failure_ = {};
+  in_order_ = false;
+  n_loading_ = 0;
+  n_remaining_ = static_cast<uint32_t>(experts.size());
+  order_next_ = 0;
+  entries_.clear();
+  order_.clear();
+  unplaced_.clear();
+  handed_.clear();
+  ready_.clear();
+  reads_.clear();
+
+  ExpertCounters& counters = layers_[layer];
+  counters.requests += experts.size();
+  for (uint32_t i = 0; i < experts.size(); ++i) {
+    Entry entry{.expert = experts[i]};
+    const ExpertId id{layer, experts[i]};
+    pool_->note_access(id);
+    if (const auto slot = pool_->find(id)) {
+      pool_->pin(*slot);
+      entry.slot = *slot;
+      entry.state = Entry::State::kReady;
+      ++counters.hits;
+      order_.push_back(i);
+    } else {
+      ++counters.misses;
+    }
+    entries_.push_back(entry);
+  }
+  for (uint32_t i = 0; i < experts.size(); ++i) {
+    if (entries_[i].state == Entry::State::kReady) continue;
+    order_.push_back(i);
+    if (!unplaced_.empty() || !place(i)) {
+      unplaced_.push_back(i);
+      ++counters.unplaced;
+    }
+  }
+  in_order_ = !unplaced_.empty();
+  submit_waiting();
+  collect(false);  // a device may start what was submitted only when it is polled
+  return {};
+}
+
+// Takes a slot for the entry and queues its reads; false when there is no slot for it now.
+bool Loader::place(uint32_t index) {
+  Entry& entry = entries_[index];
+  auto slot = pool_->begin_load({layer_, entry.expert});
+  if (!slot) return false;
+  entry.slot = *slot;
+  entry.state = Entry::State::kLoading;
+  const LayerSource& source = sources_[source_of_layer_[layer_]];
+  entry.reads_left = static_cast<uint32_t>(source.matrices.size());
+  for (uint32_t matrix = 0; matrix < source.matrices.size(); ++matrix) waiting_.push_back({index, matrix, kNone});
+  ++n_loading_;
+  ++layers_[layer_].loads;
+  return true;
+}
+
+void Loader::submit_waiting() {
+  const bool staged = plan_.layouts[source_of_layer_[layer_]].staged;
+  while (!waiting_.empty()) {
+    SlabRead read = waiting_.front();
+    if (staged) {
+      if (staging_free_.empty()) return;
+      read.staging = staging_free_.back();
+      staging_free_.pop_back();
+    }
+    waiting_.pop_front();
+    submit(read);
+  }
+}
+
+void Loader::submit(SlabRead read) {
+  const uint32_t source_index = source_of_layer_[layer_];
+  const MatrixSource& matrix = sources_[source_index].matrices[read.matrix];
+  const Entry& entry = entries_[read.entry];
+  const uint64_t begin = matrix.offset + entry.expert * matrix.slab_bytes;
+  const uint64_t align = matrix.file->align_bytes();
+  const uint64_t aligned_begin = align_down(begin, align);
+  std::byte* destination = read.staging != kNone
+                               ? staging_memory_.data() + read.staging * plan_.staging_bytes
+                               : pool_->slot_data(entry.slot) + plan_.layouts[source_index].regions[read.matrix].offset;
+  device_->submit({.file = matrix.file.get(),
+                   .offset = aligned_begin,
+                   .bytes = align_up(begin + matrix.slab_bytes, align) - aligned_begin,
+                   .bytes_needed = begin + matrix.slab_bytes - aligned_begin,
+                   .destination = destination,
+                   .tag = reads_.size(),
+                   .priority = ReadPriority::kDemand});
+  reads_.push_back(read);
+}
+
+const std::byte* Loader::slab(const Entry& entry, uint32_t matrix_index) const {
+  const uint32_t source_index = source_of_layer_[layer_];
+  const LayerLayout& layout = plan_.layouts[source_index];
+  const MatrixSource& matrix = sources_[source_index].matrices[matrix_index];
+  const std::byte* region = pool_->slot_data(entry.slot) + layout.regions[matrix_index].offset;
+  if (layout.staged) return region;
+  return region + (matrix.offset + entry.expert * matrix.slab_bytes) % matrix.file->align_bytes();
+}
+
+// Takes what the device has finished into the slots, and starts reads that waited for staging.
+void Loader::collect(bool block) {
+  completions_.clear();
+  if (block) {
+    const int64_t begin_ns = now_ns();
+    device_->wait(completions_);
+    stall_ns_ += now_ns() - begin_ns;
+  } else {
+    device_->poll(completions_);
+  }
+  const uint32_t source_index = source_of_layer_[layer_];
+  const LayerSource& source = sources_[source_index];
+  for (ReadCompletion& completion : completions_) {
+    const SlabRead& read = reads_[completion.tag];
+    Entry& entry = entries_[read.entry];
+    const MatrixSource& matrix = source.matrices[read.matrix];
+    if (completion.status.ok()) {
+      layers_[layer_].bytes_read += matrix.slab_bytes;
+      if (read.staging != kNone) {
+        const uint64_t skip = (matrix.offset + entry.expert * matrix.slab_bytes) % matrix.file->align_bytes();
+        std::memcpy(pool_->slot_data(entry.slot) + plan_.layouts[source_index].regions[read.matrix].offset,
+                    staging_memory_.data() + read.staging * plan_.staging_bytes + skip, matrix.slab_bytes);
+      }
+    } else if (failure_.ok()) {
+      const Error& error = completion.status.error();
+      failure_ = Error{error.code,
+                       fmt::format("layer {} expert {} ({}): {}", layer_, entry.expert, matrix_role_name(matrix.role), error.text),
+                       error.system_error};
+    }
+    if (read.staging != kNone) staging_free_.push_back(read.staging);
+    if (--entry.reads_left == 0) {
+      --n_loading_;
+      // After a failure no slot of this demand is trusted: a record may be only partly there.
+      if (failure_.ok()) {
+        pool_->finish_load(entry.slot);
+        entry.state = Entry::State::kReady;
+      } else {
+        pool_->fail_load(entry.slot);
+        entry.state = Entry::State::kReleased;
+      }
+    }
+  }
+  submit_waiting();
+}
+
+void Loader::release(uint32_t index) {
+  Entry& entry = entries_[index];
+  if (entry.state != Entry::State::kReady && entry.state != Entry::State::kHanded) return;
+  pool_->unpin(entry.slot);
+  entry.state = Entry::State::kReleased;
+}
+
+ReadyExpert Loader::ready_expert(uint32_t index) const {
+  ReadyExpert expert{.index = index};
+  const LayerSource& source = sources_[source_of_layer_[layer_]];
+  for (uint32_t matrix = 0; matrix < source.matrices.size(); ++matrix) {
+    expert.slab[static_cast<size_t>(source.matrices[matrix].role)] = slab(entries_[index], matrix);
+  }
+  return expert;
+}
+
+Result<std::span<const ReadyExpert>> Loader::next() {
+  SLUICE_ASSERT(active_, "next without start");
+  if (in_order_) {
+    for (const uint32_t index : handed_) {
+      if (unplaced_.empty()) break;
+      release(index);
+      if (place(unplaced_.front())) unplaced_.pop_front();
+    }
+    submit_waiting();
+  }
+  handed_.clear();
+  ready_.clear();
+  if (n_remaining_ == 0) return std::span<const ReadyExpert>();
+  collect(false);
+  const auto hand_out = [&](uint32_t index) {
+    entries_[index].state = Entry::State::kHanded;
+    handed_.push_back(index);
+    ready_.push_back(ready_expert(index));
+    --n_remaining_;
+  };
+  while (failure_.ok()) {
+    if (in_order_) {
+      while (order_next_ < order_.size() && ready_.size() < kInOrderBatchMax &&
+             entries_[order_[order_next_]].state == Entry::State::kReady) {
+        hand_out(order_[order_next_++]);
+      }
+    } else {
+      for (const uint32_t index : order_) {
+        if (entries_[index].state == Entry::State::kReady) hand_out(index);
+      }
+    }
+    if (!ready_.empty()) break;
+    SLUICE_ASSERT(n_loading_ > 0, "layer {}: {} experts remain and none is being read", layer_, n_remaining_);
+    collect(true);
+  }
+  if (failure_.ok() && options_.verify_slots) {
+    for (const uint32_t index : handed_) {
+      if (Status status = verify_entry(entries_[index]); !status) {
+        failure_ = status;
+        break;
+      }
+    }
+  }
+  if (!failure_.ok()) return failure_.error();
+  return std::span<const ReadyExpert>(ready_);
+}
+
+void Loader::end() {
+  SLUICE_ASSERT(active_, "end without start");
+  // A demand that was given up may still have reads under way into its slots.
+  if (n_remaining_ > 0 || !failure_.ok()) {
+    while (!waiting_.empty()) {
+      Entry& entry = entries_[waiting_.front().entry];
+      waiting_.pop_front();
+      if (failure_.ok()) failure_ = make_error(ErrorCode::kCancelled, "layer {}: given up", layer_);
+      if (--entry.reads_left == 0) {
+        --n_loading_;
+        pool_->fail_load(entry.slot);
+        entry.state = Entry::State::kReleased;
+      }
+    }
+    while (n_loading_ > 0) collect(true);
+  }
+  // In the order of start, so that the policy sees the same history whatever order the bytes arrived in.
+  for (uint32_t index = 0; index < entries_.size(); ++index) release(index);
+  active_ = false;
+}
+
+Status Loader::compare_slot(ExpertId id, SlotRef slot) {
+  const uint32_t source_index = source_of_layer_[id.layer];
+  const LayerSource& source = sources_[source_index];
+  const LayerLayout& layout = plan_.layouts[source_index];
+  for (uint32_t i = 0; i < source.matrices.size(); ++i) {
+    const MatrixSource& matrix = source.matrices[i];
+    const uint64_t offset = matrix.offset + id.expert * matrix.slab_bytes;
+    const uint64_t skip = layout.staged ? 0 : offset % matrix.file->align_bytes();
+    const std::byte* held = pool_->slot_data(slot) + layout.regions[i].offset + skip;
+    verify_buffer_.resize(matrix.slab_bytes);
+    if (Status status = matrix.file->read_exactly(offset, verify_buffer_.data(), matrix.slab_bytes); !status) return status;
+    const auto [at, unused] = std::mismatch(verify_buffer_.begin(), verify_buffer_.end(), held);
+    if (at != verify_buffer_.end()) {
+      return make_error(ErrorCode::kBadFile, "slot {} differs from {}: layer {} expert {} ({}), byte {}", slot.slot,
+                        matrix.file->path(), id.layer, id.expert, matrix_role_name(matrix.role),
+                        at - verify_buffer_.begin());
+    }
+  }
+  return {};
+}
+
+Status Loader::verify_entry(const Entry& entry) {
+  ++verified_;
+  return compare_slot({layer_, entry.expert}, entry.slot);
+}
+
+Result<uint64_t> Loader::verify_all_slots() {
+  uint64_t faults = 0;
+  pool_->for_each_ready([&](SlotRef slot, ExpertId id) {
+    ++verified_;
+    if (Status status = compare_slot(id, slot); !status) {
+      if (faults++ < kVerifyLinesMax) log_error("verify: {}", status.error().message());
+    }
+  });
+  verify_faults_ += faults;
+  return faults;
+}
+
+void Loader::add_stats(EngineStats& stats) const {
+  stats.streaming = true;
+  stats.budget_bytes += options_.budget_bytes;
+  stats.budget_bytes_min += plan_.bytes_min;
+  stats.expert_bytes += plan_.expert_bytes;
+  stats.slots += pool_->n_slot();
+  stats.pool_bytes += plan_.bytes;
+  if (stats.layers.size() < layers_.size()) stats.layers.resize(layers_.size());
+  for (uint32_t layer = 0; layer < layers_.size(); ++layer) {
+    ExpertCounters counters = layers_[layer];
+    counters.evictions = pool_->evictions(layer);
+    stats.layers[layer] += counters;
+    stats.experts += counters;
+  }
+  const DeviceStats device = device_->stats();
+  stats.io_path = device_->name();
+  stats.io_direct = std::all_of(sources_.begin(), sources_.end(), [](const LayerSource& source) {
+    return std::all_of(source.matrices.begin(), source.matrices.end(), [](const MatrixSource& m) { return m.file->direct(); });
+  });
+  stats.io_reads += device.reads;
+  stats.io_bytes += device.bytes;
+  stats.io_retries += device.retries;
+  stats.io_errors += device.errors;
+  stats.io_seconds += seconds_of(device.busy_ns);
+  stats.stall_s += seconds_of(stall_ns_);
+}
+
+}  // namespace sluice

@@ -1,0 +1,82 @@
+// How a budget becomes slots: the layout of one expert's record inside a slot, the size classes, and how many slots
+// each class gets. Pure arithmetic; takes no memory.
+//
+// Layout   a slot holds one expert's slabs, each in a region of its own. Direct reads must start and end at multiples
+//          of the file's alignment, so a region is read from the aligned offset below the slab, and the slab starts at
+//          (offset mod alignment) inside it: the read lands in place and nothing is copied. Where that padding would
+//          cost more than kPaddingMax of the record (small experts), regions are packed and reads go through staging
+//          buffers instead, with one copy.
+// Budget   covers slots and staging. Slots are shared out to the classes by the bytes of their experts; each class
+//          gets at least top-k slots, one token's working set in a layer: that is the stated minimum.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/bytes.h"
+#include "base/result.h"
+#include "io/file.h"
+#include "store/catalog.h"
+#include "store/expert_tensor.h"
+
+namespace sluice {
+
+// One streamed matrix of a layer: where expert e's slab is.
+struct MatrixSource {
+  MatrixRole role = MatrixRole::kGate;
+  std::shared_ptr<const File> file;
+  uint64_t offset = 0;  // of expert 0's slab
+  uint64_t slab_bytes = 0;
+};
+
+struct LayerSource {
+  uint32_t layer = 0;
+  uint32_t n_expert = 0;
+  std::vector<MatrixSource> matrices;  // at most one per role
+
+  uint64_t record_bytes() const;
+};
+
+struct Region {
+  uint64_t offset = 0;  // inside the slot
+  uint64_t bytes = 0;
+};
+
+struct LayerLayout {
+  uint32_t size_class = 0;
+  bool staged = false;
+  std::vector<Region> regions;  // parallel to LayerSource::matrices
+};
+
+struct ClassPlan {
+  uint64_t slot_bytes = 0;
+  uint32_t n_slot = 0;
+  uint32_t n_slot_min = 0;
+  uint32_t n_slot_all = 0;  // every expert resident
+};
+
+struct SlotPlan {
+  std::vector<LayerLayout> layouts;  // parallel to the sources
+  std::vector<ClassPlan> classes;
+  uint64_t staging_bytes = 0;        // of one staging buffer; 0 when no layer is staged
+  uint32_t n_staging = 0;
+  uint64_t bytes = 0;                // slots and staging
+  uint64_t bytes_min = 0;            // the smallest budget that works
+  uint64_t bytes_all = 0;            // every expert resident
+  uint64_t expert_bytes = 0;
+
+  uint32_t n_slot() const;
+};
+
+inline constexpr double kPaddingMax = 1.0 / 16;
+
+// Layouts, classes and bounds; no slots yet.
+SlotPlan plan_layout(const std::vector<LayerSource>& sources, uint32_t top_k);
+// Shares `budget_bytes` out. kNoMemory with wanted and given when it is below bytes_min.
+Status plan_slots(SlotPlan& plan, uint64_t budget_bytes);
+
+// The sources of a catalog's layers.
+std::vector<LayerSource> layer_sources(const Catalog& catalog);
+
+}  // namespace sluice

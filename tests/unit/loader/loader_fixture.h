@@ -1,0 +1,69 @@
+// A made-up model on disk for loader tests: a file of experts whose every byte is known.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "io/device.h"
+#include "loader/loader.h"
+
+namespace sluice {
+
+struct TestModel {
+  std::string path;
+  std::vector<LayerSource> sources;
+  std::vector<uint8_t> bytes;  // of the whole file
+
+  ~TestModel() { std::filesystem::remove(path); }
+
+  std::vector<uint8_t> slab(size_t source, size_t matrix, uint32_t expert) const {
+    const MatrixSource& m = sources[source].matrices[matrix];
+    const auto begin = bytes.begin() + static_cast<std::ptrdiff_t>(m.offset + expert * m.slab_bytes);
+    return {begin, begin + static_cast<std::ptrdiff_t>(m.slab_bytes)};
+  }
+};
+
+// `slab_bytes`: of gate and up, by layer; down is a third larger. Tensors start at multiples of 32, as in a GGUF.
+inline std::unique_ptr<TestModel> make_test_model(const std::vector<uint64_t>& slab_bytes, uint32_t n_expert, DirectMode mode,
+                                                  uint32_t first_layer = 1) {
+  auto model = std::make_unique<TestModel>();
+  std::string path = (std::filesystem::temp_directory_path() / "sluice-loader-XXXXXX").string();
+  const int fd = mkstemp(path.data());
+  EXPECT_GE(fd, 0);
+  model->path = path;
+  uint64_t size = 1000;
+  for (uint32_t layer = 0; layer < slab_bytes.size(); ++layer) {
+    LayerSource source{.layer = first_layer + 2 * layer, .n_expert = n_expert, .matrices = {}};  // not every layer has experts
+    for (const MatrixRole role : {MatrixRole::kGate, MatrixRole::kUp, MatrixRole::kDown}) {
+      const uint64_t bytes = role == MatrixRole::kDown ? slab_bytes[layer] * 4 / 3 : slab_bytes[layer];
+      size = align_up(size, 32);
+      source.matrices.push_back({.role = role, .file = nullptr, .offset = size, .slab_bytes = bytes});
+      size += bytes * n_expert;
+    }
+    model->sources.push_back(source);
+  }
+  model->bytes.resize(size);
+  uint64_t state = 88172645463325252ull;
+  for (uint8_t& byte : model->bytes) {
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    byte = static_cast<uint8_t>(state >> 32);
+  }
+  std::FILE* file = fdopen(fd, "wb");
+  EXPECT_EQ(std::fwrite(model->bytes.data(), 1, size, file), size);
+  std::fclose(file);
+  auto opened = File::open(path, mode);
+  EXPECT_TRUE(opened.ok()) << opened.error().message();
+  for (LayerSource& source : model->sources) {
+    for (MatrixSource& matrix : source.matrices) matrix.file = *opened;
+  }
+  return model;
+}
+
+}  // namespace sluice
