@@ -1,0 +1,111 @@
+#include "backend/engine.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <string_view>
+
+#include "backend/registry.h"
+#include "backend/stats_json.h"
+#include "ggml-sluice.h"
+#include "loader/slot_plan.h"
+
+namespace sluice {
+
+namespace {
+
+struct Setting {
+  const char* name;         // of the option; SLUICE_NAME in the environment
+  Status (*set)(EngineOptions& options, const std::string& value);
+};
+
+Result<bool> parse_switch(std::string_view what, const std::string& value) {
+  if (value == "1" || value == "on" || value == "true") return true;
+  if (value == "0" || value == "off" || value == "false") return false;
+  return make_error(ErrorCode::kBadArgument, "{}: wanted on or off, given '{}'", what, value);
+}
+
+template <typename T>
+Status assign(T& target, const Result<T>& parsed) {
+  if (!parsed) return parsed.error();
+  target = *parsed;
+  return {};
+}
+
+constexpr Setting kSettings[] = {
+    {"budget", [](EngineOptions& o, const std::string& v) { return assign(o.budget, parse_budget(v)); }},
+    {"io", [](EngineOptions& o, const std::string& v) { return assign(o.io.path, parse_io_path(v)); }},
+    {"direct", [](EngineOptions& o, const std::string& v) { return assign(o.direct, parse_direct_mode(v)); }},
+    {"policy", [](EngineOptions& o, const std::string& v) { return assign(o.policy, parse_policy(v)); }},
+    {"verify_slots", [](EngineOptions& o, const std::string& v) { return assign(o.verify_slots, parse_switch("verify_slots", v)); }},
+};
+
+std::string environment_name(std::string_view name) {
+  std::string result = "SLUICE_";
+  for (const char c : name) result.push_back(static_cast<char>(c >= 'a' && c <= 'z' ? c - 'a' + 'A' : c));
+  return result;
+}
+
+}  // namespace
+
+Result<EngineOptions> engine_options_from_environment() {
+  EngineOptions options;
+  for (const Setting& setting : kSettings) {
+    const std::string name = environment_name(setting.name);
+    const char* value = std::getenv(name.c_str());
+    if (value == nullptr || *value == '\0') continue;
+    if (Status status = setting.set(options, value); !status) {
+      return make_error(status.error().code, "{}: {}", name, status.error().text);
+    }
+  }
+  return options;
+}
+
+void engine_set_options(const EngineOptions& options) { Registry::instance().set_options(options); }
+
+void engine_set_catalog(const Catalog& catalog) {
+  Registry::instance().set_catalog(std::make_shared<const Catalog>(catalog));
+}
+
+uint64_t engine_budget_bytes_min(const Catalog& catalog) {
+  return plan_layout(layer_sources(catalog), catalog.n_expert_used).bytes_min;
+}
+
+EngineStats engine_stats() { return Registry::instance().stats(); }
+
+Status engine_last_error() { return Registry::instance().last_error(); }
+
+void engine_set_threadpool(ggml_threadpool* threadpool) { Registry::instance().set_threadpool(threadpool); }
+
+}  // namespace sluice
+
+bool ggml_backend_sluice_set_option(const char* name, const char* value, char* error, size_t error_size) {
+  sluice::EngineOptions options = sluice::Registry::instance().options();
+  std::string line = fmt::format("no option is called '{}'", name);
+  for (const sluice::Setting& setting : sluice::kSettings) {
+    if (std::string_view(setting.name) != name) continue;
+    const sluice::Status status = setting.set(options, value);
+    if (status.ok()) {
+      sluice::Registry::instance().set_options(options);
+      return true;
+    }
+    line = status.error().message();
+  }
+  if (error != nullptr && error_size > 0) {
+    const size_t length = std::min(line.size(), error_size - 1);
+    std::memcpy(error, line.data(), length);
+    error[length] = '\0';
+  }
+  return false;
+}
+
+size_t ggml_backend_sluice_get_stats(char* json, size_t size) {
+  const std::string text = sluice::engine_stats_json(sluice::engine_stats()).dump();
+  if (json != nullptr && size > 0) {
+    const size_t length = std::min(text.size(), size - 1);
+    std::memcpy(json, text.data(), length);
+    json[length] = '\0';
+  }
+  return text.size();
+}

@@ -1,0 +1,51 @@
+// What sluice's own program uses of the backend beyond the C face: settings as a struct, the catalog of the model that
+// is about to be loaded, figures as a struct. The plugin uses only include/ggml-sluice.h.
+//
+// Threads  call from the thread that loads models; engine_stats from any thread.
+#pragma once
+
+#include <cstdint>
+
+#include "base/bytes.h"
+#include "base/result.h"
+#include "io/device.h"
+#include "policy/eviction.h"
+#include "store/catalog.h"
+#include "trace/engine_stats.h"
+
+struct ggml_threadpool;
+
+namespace sluice {
+
+struct EngineOptions {
+  BudgetSpec budget;
+  DeviceOptions io;
+  DirectMode direct = DirectMode::kAuto;
+  PolicyKind policy = PolicyKind::kLfru;
+  bool verify_slots = false;  // compare slots with the store while running
+  uint64_t reserve_bytes = 0; // with an automatic budget: what the caller knows will be needed besides the pool
+};
+
+// From the environment (SLUICE_BUDGET, SLUICE_IO, ...); an unusable value is an error that names the variable.
+Result<EngineOptions> engine_options_from_environment();
+
+// Options for the models loaded from now on.
+void engine_set_options(const EngineOptions& options);
+
+// The next model that llama.cpp loads is this one: its experts are read from the catalog's files. Without this call
+// the backend finds the file by itself, as it does in stock tools.
+void engine_set_catalog(const Catalog& catalog);
+
+// The smallest budget that works for a model, and the slots that a budget gives.
+uint64_t engine_budget_bytes_min(const Catalog& catalog);
+
+// Of the model loaded last.
+EngineStats engine_stats();
+
+// Why the last graph computation failed, if it did: the error to show when llama_decode returns non-zero.
+Status engine_last_error();
+
+// The thread pool that the expert computation shares with the CPU backend; nullptr gives it its own.
+void engine_set_threadpool(ggml_threadpool* threadpool);
+
+}  // namespace sluice

@@ -1,0 +1,49 @@
+#include "backend/stats_json.h"
+
+#include <cstddef>
+
+namespace sluice {
+
+namespace {
+
+nlohmann::json counters_json(const ExpertCounters& counters) {
+  return {
+      {"requests", counters.requests}, {"hits", counters.hits},
+      {"misses", counters.misses},     {"hit_rate", counters.hit_rate()},
+      {"loads", counters.loads},       {"evictions", counters.evictions},
+      {"unplaced", counters.unplaced}, {"bytes_read", counters.bytes_read},
+  };
+}
+
+}  // namespace
+
+nlohmann::json engine_stats_json(const EngineStats& stats) {
+  nlohmann::json layers = nlohmann::json::array();
+  for (size_t layer = 0; layer < stats.layers.size(); ++layer) {
+    if (stats.layers[layer].requests == 0) continue;  // a dense layer, or none of its experts was asked for yet
+    nlohmann::json entry = counters_json(stats.layers[layer]);
+    entry["layer"] = layer;
+    layers.push_back(std::move(entry));
+  }
+
+  nlohmann::json json;
+  json["streaming"] = stats.streaming;
+  json["model"] = stats.model;
+  json["budget_bytes"] = stats.budget_bytes;
+  json["budget_bytes_min"] = stats.budget_bytes_min;
+  json["expert_bytes"] = stats.expert_bytes;
+  json["slots"] = stats.slots;
+  json["experts"] = counters_json(stats.experts);
+  json["io"] = {
+      {"path", stats.io_path},     {"direct", stats.io_direct},   {"reads", stats.io_reads},
+      {"bytes", stats.io_bytes},   {"seconds", stats.io_seconds}, {"retries", stats.io_retries},
+      {"errors", stats.io_errors},
+  };
+  json["prefetch"] = nlohmann::json::object();
+  json["time"] = {{"route_sync_s", stats.route_sync_s}, {"stall_s", stats.stall_s}, {"compute_s", stats.compute_s}};
+  json["memory"] = {{"pool_bytes", stats.pool_bytes}};
+  json["layers"] = std::move(layers);
+  return json;
+}
+
+}  // namespace sluice

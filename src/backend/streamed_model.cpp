@@ -1,0 +1,312 @@
+#include "backend/streamed_model.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "backend/registry.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "io/system_memory.h"
+
+namespace sluice {
+
+namespace {
+
+// Experts a token is taken to use when nothing says how many: only the smallest budget depends on it.
+constexpr uint32_t kTopKUnknown = 8;
+// With an automatic budget the plugin leaves this share of what is available to KV cache, computation and the system.
+constexpr double kPluginShare = 0.80;
+
+}  // namespace
+
+StreamedModel::StreamedModel(const EngineOptions& options, std::shared_ptr<const Catalog> catalog)
+    : options_(options), catalog_(std::move(catalog)), finder_(options.direct) {}
+
+// The plugin writes its figures when the process ends, after the tool has freed its model.
+StreamedModel::~StreamedModel() {
+  if (state_ == State::kReady) Registry::instance().retire(stats());
+}
+
+bool StreamedModel::accepts(ExpertTensorName name) const {
+  std::lock_guard lock(mutex_);
+  return state_ == State::kCollecting && !tensors_.contains({name.layer, name.role});
+}
+
+StreamedTensor* StreamedModel::add_tensor(const ggml_tensor* tensor, ExpertTensorName name, bool mapped) {
+  std::lock_guard lock(mutex_);
+  auto description = std::make_unique<StreamedTensor>();
+  description->layer = name.layer;
+  description->role = name.role;
+  description->owner = this;
+  description->name = tensor->name;
+  description->shape = {tensor->type, tensor->ne[0], tensor->ne[1], tensor->ne[2], tensor->nb[2]};
+  if (catalog_) {
+    for (const ExpertLayer& layer : catalog_->expert_layers) {
+      if (layer.layer != name.layer) continue;
+      for (const ExpertMatrix& matrix : layer.matrices) {
+        if (matrix.role != name.role || !(matrix.shape == description->shape)) continue;
+        description->source = SourceKind::kFile;
+        description->file = catalog_->files[matrix.range.file];
+        description->offset = matrix.range.offset;
+        description->trusted = true;
+      }
+    }
+  } else if (mapped) {
+    if (const auto found = finder_.find_mapping(tensor->data)) {
+      description->source = SourceKind::kFile;
+      description->file = found->file;
+      description->offset = found->offset;
+      description->trusted = true;
+      description->mapped = static_cast<const std::byte*>(tensor->data);
+    } else {
+      // Mapped from something that is no file we can open: the mapping itself is the memory.
+      description->source = SourceKind::kMemory;
+      description->resident = static_cast<const std::byte*>(tensor->data);
+    }
+  }
+  return (tensors_[{name.layer, name.role}] = std::move(description)).get();
+}
+
+void StreamedModel::receive(StreamedTensor& tensor, const ggml_tensor* ggml, const void* data, uint64_t offset, uint64_t bytes,
+                            std::byte* memory) {
+  std::lock_guard lock(mutex_);
+  if (tensor.trusted) return;  // the file has them
+  if (tensor.source == SourceKind::kUnknown) {
+    if (const auto found = finder_.find_tensor(ggml)) {
+      tensor.source = SourceKind::kFile;
+      tensor.file = found->file;
+      tensor.offset = found->offset;
+    } else {
+      keep_in_memory(tensor, memory);
+    }
+  }
+  if (tensor.source == SourceKind::kFile) {
+    // Certain only if the bytes are the same. What arrived before was, so it can be read back if this is not.
+    std::vector<std::byte> in_file(bytes);
+    if (tensor.file->read_exactly(tensor.offset + offset, in_file.data(), bytes).ok() &&
+        std::memcmp(in_file.data(), data, bytes) == 0) {
+      tensor.received_bytes += bytes;
+      return;
+    }
+    log_warning("{}: the bytes that the program set are not those of {}", tensor.name, tensor.file->path());
+    keep_in_memory(tensor, memory);
+  }
+  if (!failure_.ok()) return;
+  std::memcpy(memory + offset, data, bytes);
+}
+
+void StreamedModel::keep_in_memory(StreamedTensor& tensor, std::byte* memory) {
+  const std::shared_ptr<const File> before = tensor.source == SourceKind::kFile ? tensor.file : nullptr;
+  tensor.source = SourceKind::kMemory;
+  tensor.resident = memory;
+  kept_bytes_ += tensor.shape.total_bytes();
+  const auto machine = read_system_memory();
+  const uint64_t limit = options_.budget.kind == BudgetSpec::Kind::kBytes ? options_.budget.bytes
+                         : machine.ok() ? static_cast<uint64_t>(kPluginShare * static_cast<double>(machine->available_bytes))
+                                        : UINT64_MAX;
+  if (kept_bytes_ > limit) {
+    failure_ = make_error(ErrorCode::kNoMemory,
+                          "{}: expert bytes come from no certain file and must be kept in memory: {} so far, the budget is {}",
+                          tensor.name, format_bytes(kept_bytes_), format_bytes(limit));
+    state_ = State::kFailed;
+    log_error("{}", failure_.error().message());
+    return;
+  }
+  log_line_once(LogLevel::kInfo, "experts whose bytes come from no certain file are kept in memory, not streamed");
+  if (before) (void)before->read_exactly(tensor.offset, memory, tensor.received_bytes);
+}
+
+Status StreamedModel::read(const StreamedTensor& tensor, const std::byte* memory, uint64_t offset, void* data, uint64_t bytes) const {
+  std::lock_guard lock(mutex_);
+  if (tensor.source == SourceKind::kFile) return tensor.file->read_exactly(tensor.offset + offset, data, bytes);
+  const std::byte* from = tensor.resident != nullptr ? tensor.resident : memory;
+  std::memcpy(data, from + offset, bytes);
+  return {};
+}
+
+bool StreamedModel::can_finish() const {
+  std::lock_guard lock(mutex_);
+  if (state_ != State::kCollecting) return true;
+  return std::all_of(tensors_.begin(), tensors_.end(), [](const auto& entry) {
+    const StreamedTensor& tensor = *entry.second;
+    return tensor.source != SourceKind::kUnknown &&
+           (tensor.trusted || tensor.source == SourceKind::kMemory || tensor.received_bytes == tensor.shape.total_bytes());
+  });
+}
+
+Status StreamedModel::finish() {
+  std::lock_guard lock(mutex_);
+  if (state_ == State::kReady) return {};
+  if (state_ == State::kFailed) return failure_;
+  failure_ = finish_locked();
+  state_ = failure_.ok() ? State::kReady : State::kFailed;
+  return failure_;
+}
+
+Result<uint64_t> StreamedModel::resolve_budget(const SlotPlan& plan) const {
+  uint64_t budget = 0;
+  switch (options_.budget.kind) {
+    case BudgetSpec::Kind::kBytes: budget = options_.budget.bytes; break;
+    case BudgetSpec::Kind::kPercent:
+      budget = static_cast<uint64_t>(options_.budget.percent / 100 * static_cast<double>(plan.expert_bytes));
+      break;
+    case BudgetSpec::Kind::kAuto: {
+      const auto machine = read_system_memory();
+      if (!machine) return machine.error();
+      const SystemMemory& memory = *machine;
+      const uint64_t reserve = options_.reserve_bytes != 0
+                                   ? options_.reserve_bytes
+                                   : static_cast<uint64_t>((1 - kPluginShare) * static_cast<double>(memory.available_bytes));
+      const uint64_t left = memory.available_bytes > reserve ? memory.available_bytes - reserve : 0;
+      if (left < plan.bytes_min) {
+        return make_error(ErrorCode::kNoMemory, "budget: this model needs at least {} for experts, {} has {} left after {} for the rest",
+                          format_bytes(plan.bytes_min), memory.bound_by, format_bytes(left), format_bytes(reserve));
+      }
+      budget = std::min(left, plan.bytes_all);
+      break;
+    }
+  }
+  // All experts fit, padding included, when all of their bytes were granted.
+  if (options_.budget.kind == BudgetSpec::Kind::kPercent && options_.budget.percent >= 100) budget = plan.bytes_all;
+  if (kept_bytes_ > 0) budget = budget > kept_bytes_ ? budget - kept_bytes_ : 0;
+  return budget;
+}
+
+Status StreamedModel::finish_locked() {
+  std::vector<LayerSource> sources;
+  std::shared_ptr<const File> file;
+  for (const auto& [key, tensor] : tensors_) {
+    const auto& [layer, role] = key;
+    if (tensor->source == SourceKind::kUnknown) {
+      return make_error(ErrorCode::kBadFile, "{}: no bytes ever arrived for this tensor", tensor->name);
+    }
+    if (tensor->source != SourceKind::kFile) continue;
+    if (sources.empty() || sources.back().layer != layer) {
+      sources.push_back({.layer = layer, .n_expert = static_cast<uint32_t>(tensor->shape.n_expert), .matrices = {}});
+    }
+    LayerSource& source = sources.back();
+    if (source.n_expert != tensor->shape.n_expert) {
+      return make_error(ErrorCode::kBadFile, "{}: {} experts, other matrices of the layer have {}", tensor->name,
+                        tensor->shape.n_expert, source.n_expert);
+    }
+    file = tensor->file;
+    source.matrices.push_back(
+        {.role = role, .file = tensor->file, .offset = tensor->offset, .slab_bytes = tensor->shape.slab_bytes});
+  }
+  if (sources.empty()) return {};  // everything is kept in memory
+
+  uint32_t top_k = kTopKUnknown;
+  if (catalog_) {
+    top_k = catalog_->n_expert_used;
+  } else if (const auto found = Catalog::open(file->path(), DirectMode::kOff)) {
+    top_k = found->n_expert_used;
+  }
+  const SlotPlan plan = plan_layout(sources, top_k);
+  const auto budget = resolve_budget(plan);
+  if (!budget) return budget.error();
+  auto device = open_device(options_.io);
+  if (!device) return device.error();
+  auto loader = Loader::create(std::move(sources), std::move(device).value(),
+                               {.budget_bytes = *budget, .top_k = top_k, .policy = options_.policy, .verify_slots = options_.verify_slots});
+  if (!loader) return loader.error();
+  loader_ = std::move(loader).value();
+  drop_mapped_pages();
+  EngineStats stats;
+  loader_->add_stats(stats);
+  log_line(LogLevel::kInfo, fmt::format("streaming {} of experts through {} slots ({}), {}{}", format_bytes(plan.expert_bytes),
+                                        stats.slots, format_bytes(stats.pool_bytes), stats.io_path,
+                                        stats.io_direct ? ", direct" : ", buffered"));
+  return {};
+}
+
+// A stock tool has read the whole file into the page cache by now. The experts' part of it would only be a second copy.
+void StreamedModel::drop_mapped_pages() {
+#ifdef POSIX_FADV_DONTNEED
+  const uint64_t page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  for (const auto& [key, tensor] : tensors_) {
+    if (tensor->mapped == nullptr) continue;
+    const uint64_t begin = align_up(reinterpret_cast<uintptr_t>(tensor->mapped), page);
+    const uint64_t end = align_down(reinterpret_cast<uintptr_t>(tensor->mapped) + tensor->shape.total_bytes(), page);
+    if (begin >= end) continue;
+    (void)madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+    (void)posix_fadvise(tensor->file->fd(), static_cast<off_t>(tensor->offset), static_cast<off_t>(tensor->shape.total_bytes()),
+                        POSIX_FADV_DONTNEED);
+  }
+#endif
+}
+
+const StreamedTensor* StreamedModel::find(uint32_t layer, MatrixRole role) const {
+  const auto it = tensors_.find({layer, role});
+  return it == tensors_.end() ? nullptr : it->second.get();
+}
+
+Status StreamedModel::compute_block(const MoeBlock& block, Routing& routing, CpuExecutor& executor) {
+  std::lock_guard lock(mutex_);
+  if (state_ == State::kFailed) return failure_;
+  SLUICE_ASSERT(state_ == State::kReady, "a block of a model that is not ready");
+  const int64_t begin_ns = now_ns();
+  const uint32_t layer = block.weight->layer;
+  if (Status status = routing.set(block.ids, static_cast<uint32_t>(block.down->src[0]->ne[2])); !status) {
+    return make_error(status.error().code, "layer {}: {}", layer, status.error().text);
+  }
+  const bool streamed = loader_ && loader_->streams_layer(layer);
+  if (streamed) {
+    if (Status status = loader_->start(layer, routing.experts()); !status) return status;
+  }
+  int64_t mark_ns = now_ns();
+  route_sync_ns_ += mark_ns - begin_ns;
+  const int64_t stall_before_ns = streamed ? loader_->stall_ns() : 0;
+
+  // Matrices that are kept in memory have their slabs there, whatever the others do.
+  const auto add_resident = [&](ReadyExpert& expert) {
+    for (int i = 0; i < kMatrixRoles; ++i) {
+      const StreamedTensor* tensor = find(layer, static_cast<MatrixRole>(i));
+      if (tensor == nullptr || tensor->source != SourceKind::kMemory) continue;
+      expert.slab[static_cast<size_t>(i)] = tensor->resident + routing.experts()[expert.index] * tensor->shape.slab_bytes;
+    }
+  };
+  Status status = executor.begin_block(block, routing);
+  if (streamed) {
+    while (status.ok()) {
+      auto ready = loader_->next();
+      if (!ready) {
+        status = ready.error();
+        break;
+      }
+      if (ready->empty()) break;
+      ready_.assign(ready->begin(), ready->end());
+      for (ReadyExpert& expert : ready_) add_resident(expert);
+      status = executor.compute(ready_);
+    }
+    loader_->end();
+  } else if (status.ok()) {
+    ready_.clear();
+    for (uint32_t i = 0; i < routing.experts().size(); ++i) {
+      ready_.push_back({.index = i});
+      add_resident(ready_.back());
+    }
+    status = executor.compute(ready_);
+  }
+  compute_ns_ += now_ns() - mark_ns - (streamed ? loader_->stall_ns() - stall_before_ns : 0);
+  return status;
+}
+
+EngineStats StreamedModel::stats() const {
+  std::lock_guard lock(mutex_);
+  EngineStats stats;
+  if (loader_) loader_->add_stats(stats);
+  stats.pool_bytes += kept_bytes_;
+  for (const auto& [key, tensor] : tensors_) {
+    if (tensor->source == SourceKind::kMemory) stats.expert_bytes += tensor->shape.total_bytes();
+    if (tensor->file && stats.model.empty()) stats.model = tensor->file->path();
+  }
+  stats.route_sync_s = seconds_of(route_sync_ns_);
+  stats.compute_s = seconds_of(compute_ns_);
+  return stats;
+}
+
+}  // namespace sluice

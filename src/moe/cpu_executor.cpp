@@ -1,0 +1,483 @@
+#include "moe/cpu_executor.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+
+namespace sluice {
+
+namespace {
+
+constexpr size_t kGraphNodesMax = 128;
+constexpr uint64_t kChunkBytes = 32 * kKiB;  // of weights: long enough to hide the counter, short enough to balance
+constexpr int64_t kChunkRowsMin = 16;        // a cache line of results, so that threads do not share one
+
+uint64_t row_bytes(ggml_type type, int64_t n) { return ggml_row_size(type, n); }
+
+ggml_type dot_type(const ggml_tensor* weight) { return ggml_get_type_traits_cpu(weight->type)->vec_dot_type; }
+
+// Rows of floats to rows of another type.
+struct ConvertTask {
+  const std::byte* from = nullptr;
+  int64_t n_row = 0;
+  int64_t n_inner = 0;          // rows per outer step
+  uint64_t inner_stride = 0;
+  uint64_t outer_stride = 0;
+  std::byte* to = nullptr;
+  uint64_t to_row_bytes = 0;
+  int64_t n = 0;
+  ggml_from_float_t convert = nullptr;
+};
+
+void run_convert(ggml_tensor*, int ith, int nth, void* data) {
+  const auto& task = *static_cast<const ConvertTask*>(data);
+  const int64_t begin = task.n_row * ith / nth;
+  const int64_t end = task.n_row * (ith + 1) / nth;
+  for (int64_t row = begin; row < end; ++row) {
+    const std::byte* from = task.from + static_cast<uint64_t>(row / task.n_inner) * task.outer_stride +
+                            static_cast<uint64_t>(row % task.n_inner) * task.inner_stride;
+    task.convert(reinterpret_cast<const float*>(from), task.to + static_cast<uint64_t>(row) * task.to_row_bytes, task.n);
+  }
+}
+
+// Whole rows, each from a place of its own to a place of its own.
+struct CopyRowsTask {
+  const std::byte** from = nullptr;
+  std::byte** to = nullptr;
+  int64_t n_row = 0;
+  uint64_t bytes = 0;
+};
+
+void run_copy_rows(ggml_tensor*, int ith, int nth, void* data) {
+  const auto& task = *static_cast<const CopyRowsTask*>(data);
+  const int64_t begin = task.n_row * ith / nth;
+  const int64_t end = task.n_row * (ith + 1) / nth;
+  for (int64_t row = begin; row < end; ++row) std::memcpy(task.to[row], task.from[row], task.bytes);
+}
+
+// One matrix of one expert times its few rows.
+struct Product {
+  const std::byte* weight = nullptr;  // [n_out] rows of weight_row_bytes
+  uint64_t weight_row_bytes = 0;
+  int64_t n_in = 0;
+  int64_t n_out = 0;
+  ggml_vec_dot_t dot = nullptr;
+  uint32_t n_row = 0;
+  const std::byte** in = nullptr;  // [n_row]
+  float** out = nullptr;           // [n_row]
+  int64_t chunk_rows = 0;
+  int64_t first_chunk = 0;         // running number over all products of the task
+};
+
+struct ProductsTask {
+  Product* products = nullptr;
+  size_t n_product = 0;
+  int64_t n_chunk = 0;
+  std::atomic<int64_t> next_chunk{0};
+};
+
+void run_products(ggml_tensor*, int ith, int, void* data) {
+  (void)ith;
+  auto& task = *static_cast<ProductsTask*>(data);
+  const Product* products = task.products;
+  size_t at = 0;
+  for (;;) {
+    const int64_t chunk = task.next_chunk.fetch_add(1, std::memory_order_relaxed);
+    if (chunk >= task.n_chunk) return;
+    while (at + 1 < task.n_product && products[at + 1].first_chunk <= chunk) ++at;
+    const Product& product = products[at];
+    const int64_t begin = (chunk - product.first_chunk) * product.chunk_rows;
+    const int64_t end = std::min(begin + product.chunk_rows, product.n_out);
+    const int n_in = static_cast<int>(product.n_in);
+    for (int64_t out = begin; out < end; ++out) {
+      const std::byte* weight = product.weight + static_cast<uint64_t>(out) * product.weight_row_bytes;
+      for (uint32_t row = 0; row < product.n_row; ++row) {
+        product.dot(n_in, product.out[row] + out, 0, weight, 0, product.in[row], 0, 1);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+// Builds one small graph over caller-owned memory.
+struct CpuExecutor::Group {
+  Group(std::vector<uint8_t>& memory, Arena& scratch) : arena(scratch) {
+    ctx = ggml_init({.mem_size = memory.size(), .mem_buffer = memory.data(), .no_alloc = true});
+    graph = ggml_new_graph_custom(ctx, kGraphNodesMax, false);
+  }
+  ~Group() { ggml_free(ctx); }
+  Group(const Group&) = delete;
+
+  ggml_tensor* tensor(ggml_type type, int64_t ne0, int64_t ne1, int64_t ne2, void* data) {
+    ggml_tensor* result = ggml_new_tensor_3d(ctx, type, ne0, ne1, ne2);
+    result->data = data;
+    return result;
+  }
+  ggml_tensor* new_tensor(ggml_type type, int64_t ne0, int64_t ne1, int64_t ne2) {
+    ggml_tensor* result = ggml_new_tensor_3d(ctx, type, ne0, ne1, ne2);
+    result->data = arena.take(ggml_nbytes(result));
+    return result;
+  }
+  void add(ggml_tensor* node) {
+    node->flags |= GGML_TENSOR_FLAG_COMPUTE;
+    ggml_graph_add_node(graph, node);
+  }
+  void add_custom(ggml_custom_op_t function, void* task) {
+    ggml_tensor* node = ggml_custom_4d(ctx, GGML_TYPE_F32, 1, 1, 1, 1, nullptr, 0, function, GGML_N_TASKS_MAX, task);
+    node->data = arena.take(sizeof(float));
+    add(node);
+  }
+
+  ggml_context* ctx = nullptr;
+  ggml_cgraph* graph = nullptr;
+  Arena& arena;
+  // Compact twins of the block's nodes.
+  std::vector<std::pair<const ggml_tensor*, ggml_tensor*>> twins;
+
+  ggml_tensor* twin(const ggml_tensor* original) const {
+    for (const auto& [from, to] : twins) {
+      if (from == original) return to;
+    }
+    return nullptr;
+  }
+};
+
+Result<std::unique_ptr<CpuExecutor>> CpuExecutor::create() {
+  std::unique_ptr<CpuExecutor> executor(new CpuExecutor);
+  executor->backend_ = ggml_backend_cpu_init();
+  if (executor->backend_ == nullptr) return make_error(ErrorCode::kUnsupported, "ggml's CPU backend does not start");
+  // Room for the graph, its nodes and as many operands again.
+  executor->graph_memory_.resize(ggml_graph_overhead_custom(kGraphNodesMax, false) + 3 * kGraphNodesMax * ggml_tensor_overhead());
+  return executor;
+}
+
+CpuExecutor::~CpuExecutor() { ggml_backend_free(backend_); }
+
+Status CpuExecutor::run_graph(ggml_cgraph* graph) {
+  switch (ggml_backend_graph_compute(backend_, graph)) {
+    case GGML_STATUS_SUCCESS: return {};
+    case GGML_STATUS_ABORTED: return make_error(ErrorCode::kCancelled, "computation stopped on request");
+    case GGML_STATUS_ALLOC_FAILED: return make_error(ErrorCode::kNoMemory, "ggml's CPU backend found no memory for its work");
+    default: return make_error(ErrorCode::kUnsupported, "ggml's CPU backend refused a graph");
+  }
+}
+
+Status CpuExecutor::compute_nodes(std::span<ggml_tensor* const> nodes) {
+  while (!nodes.empty()) {
+    const size_t n = std::min(nodes.size(), kGraphNodesMax);
+    group_arena_.reset();
+    Group group(graph_memory_, group_arena_);
+    bool any = false;
+    for (ggml_tensor* node : nodes.first(n)) {
+      ggml_graph_add_node(group.graph, node);
+      any = any || (node->op != GGML_OP_VIEW && node->op != GGML_OP_RESHAPE && node->op != GGML_OP_NONE);
+    }
+    if (any) {
+      if (Status status = run_graph(group.graph); !status) return status;
+    }
+    nodes = nodes.subspan(n);
+  }
+  return {};
+}
+
+const CpuExecutor::Converted& CpuExecutor::converted_input(ggml_type type) const {
+  for (const Converted& input : inputs_) {
+    if (input.type == type) return input;
+  }
+  SLUICE_ASSERT(false, "no converted input of type {}", ggml_type_name(type));
+  return inputs_.front();
+}
+
+Status CpuExecutor::begin_block(const MoeBlock& block, const Routing& routing) {
+  block_ = &block;
+  routing_ = &routing;
+  block_arena_.reset();
+  group_arena_.reset();
+  inputs_.clear();
+  operands_.clear();
+
+  {
+    Group group(graph_memory_, block_arena_);
+    const auto convert_for = [&](const ggml_tensor* weight) {
+      const ggml_type type = dot_type(weight);
+      for (const Converted& input : inputs_) {
+        if (input.type == type) return;
+      }
+      const ggml_tensor* x = block.x;
+      Converted input{.type = type, .row_bytes = row_bytes(type, x->ne[0])};
+      const int64_t n_row = x->ne[1] * x->ne[2];
+      input.data = static_cast<std::byte*>(block_arena_.take(input.row_bytes * static_cast<uint64_t>(n_row)));
+      auto* task = new (block_arena_.take(sizeof(ConvertTask))) ConvertTask{.from = static_cast<const std::byte*>(x->data),
+                                                                            .n_row = n_row,
+                                                                            .n_inner = x->ne[1],
+                                                                            .inner_stride = x->nb[1],
+                                                                            .outer_stride = x->nb[2],
+                                                                            .to = input.data,
+                                                                            .to_row_bytes = input.row_bytes,
+                                                                            .n = x->ne[0],
+                                                                            .convert = ggml_get_type_traits_cpu(type)->from_float};
+      group.add_custom(run_convert, task);
+      inputs_.push_back(input);
+    };
+    for (const ggml_tensor* node : block.first) convert_for(node->src[0]);
+    if (block.first.empty()) convert_for(block.down->src[0]);
+    if (Status status = run_graph(group.graph); !status) return status;
+  }
+  if (!block.outside.empty()) {
+    if (Status status = compute_nodes(block.outside); !status) return status;
+  }
+  const auto is_inside = [&](const ggml_tensor* tensor) {
+    return std::find(block.first.begin(), block.first.end(), tensor) != block.first.end() ||
+           std::find(block.middle.begin(), block.middle.end(), tensor) != block.middle.end();
+  };
+  for (const ggml_tensor* node : block.middle) {
+    if (node->op == GGML_OP_ADD_ID) continue;  // the bias is a weight and stays where it is
+    for (const ggml_tensor* source : node->src) {
+      if (source == nullptr || is_inside(source)) continue;
+      Operand operand{.tensor = source, .data = block_arena_.take_array<float>(static_cast<uint64_t>(ggml_nelements(source)))};
+      float* to = operand.data;
+      for (int64_t i2 = 0; i2 < source->ne[2]; ++i2) {
+        for (int64_t i1 = 0; i1 < source->ne[1]; ++i1) {
+          const char* from = static_cast<const char*>(source->data) + i2 * static_cast<int64_t>(source->nb[2]) +
+                             i1 * static_cast<int64_t>(source->nb[1]);
+          std::memcpy(to, from, static_cast<size_t>(source->ne[0]) * sizeof(float));
+          to += source->ne[0];
+        }
+      }
+      operands_.push_back(operand);
+    }
+  }
+  return {};
+}
+
+Status CpuExecutor::compute(std::span<const ReadyExpert> experts) {
+  few_.clear();
+  for (const ReadyExpert& expert : experts) {
+    if (routing_->rows(expert.index).size() < kDelegateRowsMin) few_.push_back(expert);
+  }
+  if (!few_.empty()) {
+    if (Status status = compute_few(few_); !status) return status;
+  }
+  for (const ReadyExpert& expert : experts) {
+    if (routing_->rows(expert.index).size() < kDelegateRowsMin) continue;
+    if (Status status = compute_many(expert); !status) return status;
+  }
+  return {};
+}
+
+// The operand of a middle operation's twin for these rows.
+ggml_tensor* CpuExecutor::middle_operand(Group& group, const ggml_tensor* node, int source, std::span<const uint32_t> rows) {
+  ggml_tensor* original = node->src[source];
+  if (ggml_tensor* twin = group.twin(original)) return twin;
+  if (node->op == GGML_OP_ADD_ID && source == 1) return original;
+  if (node->op == GGML_OP_ADD_ID) {
+    ggml_tensor* ids = group.new_tensor(GGML_TYPE_I32, 1, static_cast<int64_t>(rows.size()), 1);
+    for (size_t i = 0; i < rows.size(); ++i) static_cast<int32_t*>(ids->data)[i] = routing_->id(rows[i]);
+    return ids;
+  }
+  const auto operand = std::find_if(operands_.begin(), operands_.end(), [&](const Operand& o) { return o.tensor == original; });
+  SLUICE_ASSERT(operand != operands_.end(), "operand {} was not copied", original->name);
+  if (original->ne[1] == 1 && original->ne[2] == 1) return group.tensor(GGML_TYPE_F32, original->ne[0], 1, 1, operand->data);
+  ggml_tensor* gathered = group.new_tensor(GGML_TYPE_F32, original->ne[0], 1, static_cast<int64_t>(rows.size()));
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const int64_t token = rows[i] / routing_->top_k();
+    const int64_t choice = rows[i] % routing_->top_k();
+    const int64_t row = (token % original->ne[2]) * original->ne[1] + choice % original->ne[1];
+    std::memcpy(static_cast<float*>(gathered->data) + static_cast<int64_t>(i) * original->ne[0],
+                operand->data + row * original->ne[0], static_cast<size_t>(original->ne[0]) * sizeof(float));
+  }
+  return gathered;
+}
+
+// Adds the twins of the middle operations; the twins of the first matrices are there. Returns the input of down.
+const ggml_tensor* CpuExecutor::build_middle(Group& group, std::span<const uint32_t> rows) {
+  const int64_t n_row = static_cast<int64_t>(rows.size());
+  for (const ggml_tensor* node : block_->middle) {
+    ggml_tensor* twin = nullptr;
+    if (node->op == GGML_OP_VIEW) {
+      ggml_tensor* source = group.twin(node->src[0]);
+      twin = ggml_view_3d(group.ctx, source, node->ne[0], 1, n_row, source->nb[1], source->nb[2],
+                          node->view_offs - node->src[0]->view_offs);
+      // Several views deep, ggml_view_3d points at the outermost tensor already.
+      twin->data = static_cast<char*>(twin->view_src->data) + twin->view_offs;
+    } else {
+      twin = group.new_tensor(GGML_TYPE_F32, node->ne[0], 1, n_row);
+      twin->op = node->op;
+      std::memcpy(twin->op_params, node->op_params, sizeof(twin->op_params));
+      for (int source = 0; source < GGML_MAX_SRC; ++source) {
+        if (node->src[source] != nullptr) twin->src[source] = middle_operand(group, node, source, rows);
+      }
+      group.add(twin);
+    }
+    group.twins.emplace_back(node, twin);
+  }
+  return group.twin(block_->down->src[1]);
+}
+
+Status CpuExecutor::compute_few(std::span<const ReadyExpert> experts) {
+  group_arena_.reset();
+  Group group(graph_memory_, group_arena_);
+  Arena& arena = group_arena_;
+  few_rows_.clear();
+  for (const ReadyExpert& expert : experts) {
+    const auto rows = routing_->rows(expert.index);
+    few_rows_.insert(few_rows_.end(), rows.begin(), rows.end());
+  }
+  const uint32_t top_k = routing_->top_k();
+  const int64_t n_row = static_cast<int64_t>(few_rows_.size());
+
+  // One product for each expert and matrix; in_row and out_row give the places of the i-th row of few_rows_.
+  const auto add_products = [&](ProductsTask& task, const ggml_tensor* weight, MatrixRole role, auto in_row, auto out_row) {
+    size_t first_row = 0;
+    for (const ReadyExpert& expert : experts) {
+      Product product;
+      product.weight = expert.slab[static_cast<size_t>(role)];
+      product.weight_row_bytes = row_bytes(weight->type, weight->ne[0]);
+      product.n_in = weight->ne[0];
+      product.n_out = weight->ne[1];
+      product.dot = ggml_get_type_traits_cpu(weight->type)->vec_dot;
+      product.n_row = static_cast<uint32_t>(routing_->rows(expert.index).size());
+      product.in = arena.take_array<const std::byte*>(product.n_row);
+      product.out = arena.take_array<float*>(product.n_row);
+      for (size_t i = 0; i < product.n_row; ++i) {
+        product.in[i] = in_row(first_row + i);
+        product.out[i] = out_row(first_row + i);
+      }
+      const int64_t rows_of_chunk = static_cast<int64_t>(kChunkBytes / product.weight_row_bytes);
+      product.chunk_rows = std::max(kChunkRowsMin, rows_of_chunk / kChunkRowsMin * kChunkRowsMin);
+      product.first_chunk = task.n_chunk;
+      task.n_chunk += (product.n_out + product.chunk_rows - 1) / product.chunk_rows;
+      task.products[task.n_product++] = product;
+      first_row += product.n_row;
+    }
+  };
+  const auto input_row = [&](const Converted& input, uint32_t row) {
+    const int64_t n_inner = block_->x->ne[1];
+    const int64_t index = (row / top_k) * n_inner + (row % top_k) % n_inner;
+    return static_cast<const std::byte*>(input.data + static_cast<uint64_t>(index) * input.row_bytes);
+  };
+  const auto down_row = [&](size_t i) {
+    const uint32_t row = few_rows_[i];
+    return reinterpret_cast<float*>(static_cast<char*>(block_->down->data) + (row % top_k) * block_->down->nb[1] +
+                                    (row / top_k) * block_->down->nb[2]);
+  };
+
+  ProductsTask first_task{.products = arena.take_array<Product>(experts.size() * std::max<size_t>(block_->first.size(), 1))};
+  ProductsTask down_task{.products = arena.take_array<Product>(experts.size())};
+  ConvertTask convert;
+  const ggml_tensor* down_weight = block_->down->src[0];
+
+  if (block_->first.empty()) {
+    const Converted& input = converted_input(dot_type(down_weight));
+    add_products(down_task, down_weight, block_->weight->role, [&](size_t i) { return input_row(input, few_rows_[i]); }, down_row);
+  } else {
+    for (const ggml_tensor* node : block_->first) {
+      const ggml_tensor* weight = node->src[0];
+      const Converted& input = converted_input(dot_type(weight));
+      ggml_tensor* twin = group.new_tensor(GGML_TYPE_F32, node->ne[0], 1, n_row);
+      group.twins.emplace_back(node, twin);
+      add_products(
+          first_task, weight, static_cast<const ExpertWeight*>(weight->extra)->role,
+          [&](size_t i) { return input_row(input, few_rows_[i]); },
+          [&](size_t i) { return static_cast<float*>(twin->data) + static_cast<int64_t>(i) * twin->ne[0]; });
+    }
+    group.add_custom(run_products, &first_task);
+    const ggml_tensor* middle = build_middle(group, few_rows_);
+    const ggml_type type = dot_type(down_weight);
+    convert = {.from = static_cast<const std::byte*>(middle->data),
+               .n_row = n_row,
+               .n_inner = n_row,
+               .inner_stride = middle->nb[2],
+               .outer_stride = 0,
+               .to = static_cast<std::byte*>(arena.take(row_bytes(type, middle->ne[0]) * static_cast<uint64_t>(n_row))),
+               .to_row_bytes = row_bytes(type, middle->ne[0]),
+               .n = middle->ne[0],
+               .convert = ggml_get_type_traits_cpu(type)->from_float};
+    group.add_custom(run_convert, &convert);
+    add_products(
+        down_task, down_weight, MatrixRole::kDown,
+        [&](size_t i) { return static_cast<const std::byte*>(convert.to + i * convert.to_row_bytes); }, down_row);
+  }
+  group.add_custom(run_products, &down_task);
+  return run_graph(group.graph);
+}
+
+Status CpuExecutor::compute_many(const ReadyExpert& expert) {
+  group_arena_.reset();
+  Group group(graph_memory_, group_arena_);
+  Arena& arena = group_arena_;
+  const std::span<const uint32_t> rows = routing_->rows(expert.index);
+  const int64_t n_row = static_cast<int64_t>(rows.size());
+  const uint32_t top_k = routing_->top_k();
+
+  ggml_tensor* ids = group.new_tensor(GGML_TYPE_I32, 1, n_row, 1);
+  std::memset(ids->data, 0, ggml_nbytes(ids));
+
+  // This expert's rows of the block's input, side by side.
+  const auto gathered_input = [&](ggml_type type) {
+    const Converted& input = converted_input(type);
+    ggml_tensor* gathered = group.new_tensor(type, block_->x->ne[0], 1, n_row);
+    auto* task = new (arena.take(sizeof(CopyRowsTask))) CopyRowsTask{
+        .from = arena.take_array<const std::byte*>(rows.size()), .to = arena.take_array<std::byte*>(rows.size()), .n_row = n_row, .bytes = input.row_bytes};
+    const int64_t n_inner = block_->x->ne[1];
+    for (size_t i = 0; i < rows.size(); ++i) {
+      const int64_t index = (rows[i] / top_k) * n_inner + (rows[i] % top_k) % n_inner;
+      task->from[i] = input.data + static_cast<uint64_t>(index) * input.row_bytes;
+      task->to[i] = static_cast<std::byte*>(gathered->data) + i * input.row_bytes;
+    }
+    group.add_custom(run_copy_rows, task);
+    return gathered;
+  };
+  const auto product = [&](const ggml_tensor* node, MatrixRole role, ggml_tensor* input) {
+    const ggml_tensor* weight = node->src[0];
+    std::byte* slab = const_cast<std::byte*>(expert.slab[static_cast<size_t>(role)]);
+    ggml_tensor* matrix = group.tensor(weight->type, weight->ne[0], weight->ne[1], 1, slab);
+    ggml_tensor* result = ggml_mul_mat_id(group.ctx, matrix, input, ids);
+    result->data = arena.take(ggml_nbytes(result));
+    std::memcpy(result->op_params, node->op_params, sizeof(result->op_params));
+    group.add(result);
+    return result;
+  };
+
+  ggml_tensor* result = nullptr;
+  ConvertTask convert;
+  if (block_->first.empty()) {
+    result = product(block_->down, block_->weight->role, gathered_input(dot_type(block_->down->src[0])));
+  } else {
+    std::vector<std::pair<ggml_type, ggml_tensor*>> inputs;
+    for (const ggml_tensor* node : block_->first) {
+      const ggml_type type = dot_type(node->src[0]);
+      auto it = std::find_if(inputs.begin(), inputs.end(), [&](const auto& entry) { return entry.first == type; });
+      if (it == inputs.end()) it = inputs.insert(inputs.end(), {type, gathered_input(type)});
+      group.twins.emplace_back(node, product(node, static_cast<const ExpertWeight*>(node->src[0]->extra)->role, it->second));
+    }
+    const ggml_tensor* middle = build_middle(group, rows);
+    const ggml_type type = dot_type(block_->down->src[0]);
+    ggml_tensor* down_input = group.new_tensor(type, middle->ne[0], 1, n_row);
+    convert = {.from = static_cast<const std::byte*>(middle->data),
+               .n_row = n_row,
+               .n_inner = n_row,
+               .inner_stride = middle->nb[2],
+               .outer_stride = 0,
+               .to = static_cast<std::byte*>(down_input->data),
+               .to_row_bytes = down_input->nb[2],
+               .n = middle->ne[0],
+               .convert = ggml_get_type_traits_cpu(type)->from_float};
+    group.add_custom(run_convert, &convert);
+    result = product(block_->down, MatrixRole::kDown, down_input);
+  }
+  CopyRowsTask scatter{.from = arena.take_array<const std::byte*>(rows.size()),
+                       .to = arena.take_array<std::byte*>(rows.size()),
+                       .n_row = n_row,
+                       .bytes = static_cast<uint64_t>(result->ne[0]) * sizeof(float)};
+  for (size_t i = 0; i < rows.size(); ++i) {
+    scatter.from[i] = static_cast<const std::byte*>(result->data) + i * scatter.bytes;
+    scatter.to[i] = static_cast<std::byte*>(block_->down->data) + (rows[i] % top_k) * block_->down->nb[1] +
+                    (rows[i] / top_k) * block_->down->nb[2];
+  }
+  group.add_custom(run_copy_rows, &scatter);
+  return run_graph(group.graph);
+}
+
+}  // namespace sluice
