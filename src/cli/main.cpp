@@ -1,0 +1,56 @@
+// The sluice program: one subcommand per task, each added by its own file.
+//
+// Exit     0 done; 1 failed; 2 usage; 130 Ctrl-C; 143 SIGTERM.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <string>
+
+#include "cli/inspect_command.h"
+#include "cli/replay_command.h"
+#include "cli/run_command.h"
+#include "ggml.h"
+#include "llama.h"
+
+namespace {
+
+constexpr int kExitUsage = 2;
+
+std::string version_text() {
+  return fmt::format("sluice {} (llama.cpp {}, ggml {})\n{}", SLUICE_VERSION, llama_version(), ggml_version(),
+                     llama_print_system_info());
+}
+
+// "run" in "sluice run --bogus": whose help would have told.
+std::string command_path(const CLI::App& app) {
+  const auto chosen = app.get_subcommands([](const CLI::App* command) { return command->parsed(); });
+  return chosen.empty() ? app.get_name() : app.get_name() + " " + chosen.front()->get_name();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  int exit_code = 0;
+  CLI::App app("Runs Mixture-of-Experts models larger than memory: experts are streamed from SSD.", "sluice");
+  app.set_version_flag("--version", version_text, "show the versions and exit");
+  app.require_subcommand(0, 1);  // none is told below, in words of its own
+  app.footer("'sluice COMMAND --help' shows a command's flags and examples.");
+  sluice::add_run_command(app, exit_code);
+  sluice::add_inspect_command(app, exit_code);
+  sluice::add_replay_command(app, exit_code);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& help_or_version) {
+    return app.exit(help_or_version);
+  } catch (const CLI::ParseError& fault) {
+    const std::string command = command_path(app);
+    fmt::print(stderr, "{}: {} (see '{} --help')\n", command, fault.what(), command);
+    return kExitUsage;
+  }
+  if (app.get_subcommands().empty()) {
+    fmt::print(stderr, "sluice: no command given (see 'sluice --help')\n");
+    return kExitUsage;
+  }
+  return exit_code;
+}

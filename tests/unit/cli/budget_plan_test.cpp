@@ -1,0 +1,186 @@
+#include "cli/budget_plan.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <numeric>
+#include <string>
+
+#include "gguf.h"
+
+namespace sluice {
+namespace {
+
+BudgetInputs inputs_of_a_16_gib_machine() {
+  return {
+      .spec = {.kind = BudgetSpec::Kind::kAuto},
+      .available_bytes = 16 * kGiB,
+      .dense_bytes = 2 * kGiB,
+      .context = {.kv = 512 * kMiB, .compute = 256 * kMiB},
+      .expert_bytes = 40 * kGiB,
+      .budget_bytes_min = kGiB,
+  };
+}
+
+TEST(BudgetPlan, AutomaticBudgetIsWhatIsLeft) {
+  const Result<BudgetPlan> plan = plan_budget(inputs_of_a_16_gib_machine());
+  ASSERT_TRUE(plan);
+  EXPECT_EQ(plan->reserve_bytes, 16 * kGiB / 20);
+  EXPECT_EQ(plan->left_bytes + plan->reserve_bytes + 2 * kGiB + 768 * kMiB, 16 * kGiB) << "the sum must come out";
+  EXPECT_EQ(plan->budget_bytes, plan->left_bytes);
+  EXPECT_FALSE(budget_exceeds_memory(*plan));
+}
+
+TEST(BudgetPlan, AutomaticBudgetIsNeverMoreThanAllExperts) {
+  BudgetInputs inputs = inputs_of_a_16_gib_machine();
+  inputs.expert_bytes = 3 * kGiB;
+  const Result<BudgetPlan> plan = plan_budget(inputs);
+  ASSERT_TRUE(plan);
+  EXPECT_EQ(plan->budget_bytes, 3 * kGiB);
+}
+
+TEST(BudgetPlan, SmallMachinesKeepTheSmallestReserve) {
+  BudgetInputs inputs = inputs_of_a_16_gib_machine();
+  inputs.available_bytes = 4 * kGiB;
+  inputs.budget_bytes_min = kMiB;
+  const Result<BudgetPlan> plan = plan_budget(inputs);
+  ASSERT_TRUE(plan);
+  EXPECT_EQ(plan->reserve_bytes, 256 * kMiB);
+  EXPECT_EQ(plan->budget_bytes, kGiB);
+}
+
+TEST(BudgetPlan, TooLittleIsRefusedWithNeededAndGivenBytes) {
+  BudgetInputs inputs = inputs_of_a_16_gib_machine();
+  inputs.available_bytes = 3 * kGiB;  // dense, context and reserve need more
+  const Result<BudgetPlan> automatic = plan_budget(inputs);
+  ASSERT_FALSE(automatic);
+  EXPECT_EQ(automatic.error().code, ErrorCode::kNoMemory);
+  EXPECT_NE(automatic.error().text.find("1073741824 bytes"), std::string::npos) << automatic.error().text;
+  EXPECT_NE(automatic.error().text.find("(0 bytes)"), std::string::npos) << automatic.error().text;
+
+  inputs.spec = {.kind = BudgetSpec::Kind::kBytes, .bytes = kGiB - 1};
+  const Result<BudgetPlan> given = plan_budget(inputs);
+  ASSERT_FALSE(given);
+  EXPECT_NE(given.error().text.find("1073741823 bytes"), std::string::npos) << given.error().text;
+
+  inputs.spec.bytes = kGiB;
+  EXPECT_TRUE(plan_budget(inputs)) << "exactly the smallest budget works";
+}
+
+TEST(BudgetPlan, ShareIsOfTheExperts) {
+  BudgetInputs inputs = inputs_of_a_16_gib_machine();
+  inputs.spec = {.kind = BudgetSpec::Kind::kPercent, .percent = 25};
+  const Result<BudgetPlan> plan = plan_budget(inputs);
+  ASSERT_TRUE(plan);
+  EXPECT_EQ(plan->budget_bytes, 10 * kGiB);
+}
+
+TEST(BudgetPlan, AskingForMoreThanThereIsIsSeen) {
+  BudgetInputs inputs = inputs_of_a_16_gib_machine();
+  inputs.spec = {.kind = BudgetSpec::Kind::kBytes, .bytes = 15 * kGiB};
+  const Result<BudgetPlan> plan = plan_budget(inputs);
+  ASSERT_TRUE(plan);
+  EXPECT_EQ(plan->budget_bytes, 15 * kGiB);
+  EXPECT_TRUE(budget_exceeds_memory(*plan));
+
+  inputs.available_bytes = kAvailableUnknown;
+  const Result<BudgetPlan> blind = plan_budget(inputs);
+  ASSERT_TRUE(blind);
+  EXPECT_FALSE(budget_exceeds_memory(*blind)) << "nothing is known, nothing is claimed";
+}
+
+TEST(BudgetPlan, TableShowsEveryTerm) {
+  const Result<BudgetPlan> plan = plan_budget(inputs_of_a_16_gib_machine());
+  ASSERT_TRUE(plan);
+  const std::vector<std::string> table = budget_table(*plan);
+  const std::string text = std::accumulate(table.begin(), table.end(), std::string());
+  for (const uint64_t bytes :
+       {16 * kGiB, 2 * kGiB, 512 * kMiB, 256 * kMiB, plan->reserve_bytes, plan->left_bytes, 40 * kGiB}) {
+    EXPECT_NE(text.find(format_bytes(bytes)), std::string::npos) << bytes << " in " << text;
+  }
+}
+
+TEST(ContextBytes, GrowWithTheContextAndTheBatch) {
+  const ContextShape shape = {.n_ctx_train = 32768,
+                              .n_layer = 48,
+                              .n_embd = 2048,
+                              .n_head = 32,
+                              .kv_values_per_token = 48 * 4 * 256,
+                              .n_ff = 6144,
+                              .n_ff_expert = 768,
+                              .n_expert = 128,
+                              .n_expert_used = 8,
+                              .n_vocab = 151936};
+  EXPECT_EQ(default_context_tokens(shape), 4096u);
+  EXPECT_EQ(default_context_tokens({.n_ctx_train = 512}), 512u);
+  EXPECT_EQ(default_context_tokens({}), 4096u);
+
+  const ContextBytes base = estimate_context_bytes(shape, 4096, 512);
+  EXPECT_EQ(base.kv, 4096u * 48 * 4 * 256 * 2);
+  EXPECT_EQ(estimate_context_bytes(shape, 8192, 512).kv, 2 * base.kv);
+  EXPECT_GT(estimate_context_bytes(shape, 4096, 1024).compute, base.compute);
+  EXPECT_GE(base.compute, 512u * (2048 + 8 * 2048) * 4) << "the chosen experts' outputs alone";
+}
+
+// A GGUF of metadata only, removed with the test.
+class MetadataFile {
+ public:
+  MetadataFile()
+      : path_(std::filesystem::temp_directory_path() / "sluice_budget_plan_test.gguf"), gguf_(gguf_init_empty()) {
+    gguf_set_val_str(gguf_, "general.architecture", "qwen3moe");
+  }
+  ~MetadataFile() {
+    gguf_free(gguf_);
+    std::filesystem::remove(path_);
+  }
+  gguf_context* gguf() { return gguf_; }
+  std::string write() {
+    gguf_write_to_file(gguf_, path_.c_str(), true);
+    return path_;
+  }
+
+ private:
+  std::filesystem::path path_;
+  gguf_context* gguf_;
+};
+
+TEST(ContextShape, ReadsScalarsAndHeadDimensions) {
+  MetadataFile file;
+  gguf_set_val_u32(file.gguf(), "qwen3moe.context_length", 40960);
+  gguf_set_val_u32(file.gguf(), "qwen3moe.block_count", 3);
+  gguf_set_val_u32(file.gguf(), "qwen3moe.embedding_length", 64);
+  gguf_set_val_u32(file.gguf(), "qwen3moe.attention.head_count", 8);
+  gguf_set_val_u32(file.gguf(), "qwen3moe.attention.head_count_kv", 2);
+  gguf_set_val_u32(file.gguf(), "qwen3moe.attention.key_length", 32);
+  const Result<ContextShape> shape = read_context_shape(file.write());
+  ASSERT_TRUE(shape);
+  EXPECT_EQ(shape->n_ctx_train, 40960u);
+  EXPECT_EQ(shape->n_layer, 3u);
+  // Keys as the metadata says (32), values by the default, embedding over heads (8).
+  EXPECT_EQ(shape->kv_values_per_token, 3u * 2 * (32 + 8));
+}
+
+TEST(ContextShape, ReadsHeadsPerLayer) {
+  MetadataFile file;
+  const uint32_t heads[3] = {4, 0, 2};
+  gguf_set_val_u32(file.gguf(), "qwen3moe.block_count", 3);
+  gguf_set_val_u32(file.gguf(), "qwen3moe.attention.key_length", 10);
+  gguf_set_val_u32(file.gguf(), "qwen3moe.attention.value_length", 6);
+  gguf_set_arr_data(file.gguf(), "qwen3moe.attention.head_count_kv", GGUF_TYPE_UINT32, heads, 3);
+  const Result<ContextShape> shape = read_context_shape(file.write());
+  ASSERT_TRUE(shape);
+  EXPECT_EQ(shape->kv_values_per_token, (4u + 0 + 2) * 16);
+}
+
+TEST(ContextShape, RefusesWhatIsNoModel) {
+  const std::filesystem::path path = std::filesystem::temp_directory_path() / "sluice_budget_plan_test.txt";
+  std::ofstream(path) << "no model at all";
+  const Result<ContextShape> shape = read_context_shape(path);
+  ASSERT_FALSE(shape);
+  EXPECT_EQ(shape.error().code, ErrorCode::kBadFile);
+  std::filesystem::remove(path);
+}
+
+}  // namespace
+}  // namespace sluice
