@@ -25,7 +25,7 @@ int run_inspect(const InspectCommand& command) {
     fmt::print(stderr, "sluice: {}\n", error.message());
     return kExitFailure;
   };
-  const auto catalog = Catalog::open(command.model_path, DirectMode::kOff);
+  const auto catalog = Catalog::open(command.model_path, DirectMode::kAuto);
   if (!catalog) return fail(catalog.error());
 
   const uint64_t budget_bytes_min = catalog->is_moe() ? engine_budget_bytes_min(*catalog) : 0;

@@ -1,6 +1,7 @@
 #include "moe/cpu_executor.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstring>
 
@@ -8,7 +9,11 @@ namespace sluice {
 
 namespace {
 
-constexpr size_t kGraphNodesMax = 128;
+constexpr size_t kGraphNodesMax = 160;
+constexpr size_t kConvertedMax = 4;    // different types that the first matrices of a block may want their input in
+// A group is one graph: large enough to hide its start, small enough that reads are looked after in between.
+constexpr size_t kGroupExpertsMax = 32;
+constexpr uint32_t kGroupRowsMax = 1024;
 constexpr uint64_t kChunkBytes = 32 * kKiB;  // of weights: long enough to hide the counter, short enough to balance
 constexpr int64_t kChunkRowsMin = 16;        // a cache line of results, so that threads do not share one
 
@@ -147,8 +152,8 @@ Result<std::unique_ptr<CpuExecutor>> CpuExecutor::create() {
   std::unique_ptr<CpuExecutor> executor(new CpuExecutor);
   executor->backend_ = ggml_backend_cpu_init();
   if (executor->backend_ == nullptr) return make_error(ErrorCode::kUnsupported, "ggml's CPU backend does not start");
-  // Room for the graph, its nodes and as many operands again.
-  executor->graph_memory_.resize(ggml_graph_overhead_custom(kGraphNodesMax, false) + 3 * kGraphNodesMax * ggml_tensor_overhead());
+  // Room for the graph, its nodes and three operands of each.
+  executor->graph_memory_.resize(ggml_graph_overhead_custom(kGraphNodesMax, false) + 4 * kGraphNodesMax * ggml_tensor_overhead());
   return executor;
 }
 
@@ -252,16 +257,15 @@ Status CpuExecutor::begin_block(const MoeBlock& block, const Routing& routing) {
 }
 
 Status CpuExecutor::compute(std::span<const ReadyExpert> experts) {
-  few_.clear();
-  for (const ReadyExpert& expert : experts) {
-    if (routing_->rows(expert.index).size() < kDelegateRowsMin) few_.push_back(expert);
-  }
-  if (!few_.empty()) {
-    if (Status status = compute_few(few_); !status) return status;
-  }
-  for (const ReadyExpert& expert : experts) {
-    if (routing_->rows(expert.index).size() < kDelegateRowsMin) continue;
-    if (Status status = compute_many(expert); !status) return status;
+  while (!experts.empty()) {
+    size_t n = 0;
+    uint32_t n_row = 0;
+    do {
+      n_row += static_cast<uint32_t>(routing_->rows(experts[n].index).size());
+      ++n;
+    } while (n < experts.size() && n < kGroupExpertsMax && n_row + routing_->rows(experts[n].index).size() <= kGroupRowsMax);
+    if (Status status = compute_group(experts.first(n)); !status) return status;
+    experts = experts.subspan(n);
   }
   return {};
 }
@@ -315,168 +319,154 @@ const ggml_tensor* CpuExecutor::build_middle(Group& group, std::span<const uint3
   return group.twin(block_->down->src[1]);
 }
 
-Status CpuExecutor::compute_few(std::span<const ReadyExpert> experts) {
+Status CpuExecutor::compute_group(std::span<const ReadyExpert> experts) {
   group_arena_.reset();
   Group group(graph_memory_, group_arena_);
   Arena& arena = group_arena_;
-  few_rows_.clear();
-  for (const ReadyExpert& expert : experts) {
-    const auto rows = routing_->rows(expert.index);
-    few_rows_.insert(few_rows_.end(), rows.begin(), rows.end());
-  }
   const uint32_t top_k = routing_->top_k();
-  const int64_t n_row = static_cast<int64_t>(few_rows_.size());
 
-  // One product for each expert and matrix; in_row and out_row give the places of the i-th row of few_rows_.
-  const auto add_products = [&](ProductsTask& task, const ggml_tensor* weight, MatrixRole role, auto in_row, auto out_row) {
-    size_t first_row = 0;
+  // The compact rows of the group: first those of experts with few rows, then the others', expert by expert.
+  few_.clear();
+  many_.clear();
+  rows_.clear();
+  for (const bool many : {false, true}) {
     for (const ReadyExpert& expert : experts) {
+      const auto rows = routing_->rows(expert.index);
+      if ((rows.size() >= kDelegateRowsMin) != many) continue;
+      (many ? many_ : few_).push_back({.expert = &expert, .first_row = rows_.size(), .n_row = rows.size()});
+      rows_.insert(rows_.end(), rows.begin(), rows.end());
+    }
+  }
+  const size_t first_many_row = many_.empty() ? rows_.size() : many_.front().first_row;
+  const size_t n_many_row = rows_.size() - first_many_row;
+  const int64_t n_row = static_cast<int64_t>(rows_.size());
+
+  const auto input_row = [&](const Converted& input, uint32_t row) {
+    const int64_t n_inner = block_->x->ne[1];
+    const int64_t index = (row / top_k) * n_inner + (row % top_k) % n_inner;
+    return static_cast<const std::byte*>(input.data + static_cast<uint64_t>(index) * input.row_bytes);
+  };
+  const auto down_row = [&](uint32_t row) {
+    return static_cast<std::byte*>(block_->down->data) + (row % top_k) * block_->down->nb[1] + (row / top_k) * block_->down->nb[2];
+  };
+
+  // Few rows: a product for each expert and matrix. in and out give the places of the group's i-th row.
+  const auto add_products = [&](ProductsTask& task, const ggml_tensor* weight, MatrixRole role, auto in, auto out) {
+    for (const GroupExpert& entry : few_) {
       Product product;
-      product.weight = expert.slab[static_cast<size_t>(role)];
+      product.weight = entry.expert->slab[static_cast<size_t>(role)];
       product.weight_row_bytes = row_bytes(weight->type, weight->ne[0]);
       product.n_in = weight->ne[0];
       product.n_out = weight->ne[1];
       product.dot = ggml_get_type_traits_cpu(weight->type)->vec_dot;
-      product.n_row = static_cast<uint32_t>(routing_->rows(expert.index).size());
-      product.in = arena.take_array<const std::byte*>(product.n_row);
-      product.out = arena.take_array<float*>(product.n_row);
-      for (size_t i = 0; i < product.n_row; ++i) {
-        product.in[i] = in_row(first_row + i);
-        product.out[i] = out_row(first_row + i);
+      product.n_row = static_cast<uint32_t>(entry.n_row);
+      product.in = arena.take_array<const std::byte*>(entry.n_row);
+      product.out = arena.take_array<float*>(entry.n_row);
+      for (size_t i = 0; i < entry.n_row; ++i) {
+        product.in[i] = in(entry.first_row + i);
+        product.out[i] = out(entry.first_row + i);
       }
       const int64_t rows_of_chunk = static_cast<int64_t>(kChunkBytes / product.weight_row_bytes);
       product.chunk_rows = std::max(kChunkRowsMin, rows_of_chunk / kChunkRowsMin * kChunkRowsMin);
       product.first_chunk = task.n_chunk;
       task.n_chunk += (product.n_out + product.chunk_rows - 1) / product.chunk_rows;
       task.products[task.n_product++] = product;
-      first_row += product.n_row;
     }
   };
-  const auto input_row = [&](const Converted& input, uint32_t row) {
-    const int64_t n_inner = block_->x->ne[1];
-    const int64_t index = (row / top_k) * n_inner + (row % top_k) % n_inner;
-    return static_cast<const std::byte*>(input.data + static_cast<uint64_t>(index) * input.row_bytes);
-  };
-  const auto down_row = [&](size_t i) {
-    const uint32_t row = few_rows_[i];
-    return reinterpret_cast<float*>(static_cast<char*>(block_->down->data) + (row % top_k) * block_->down->nb[1] +
-                                    (row / top_k) * block_->down->nb[2]);
+  const auto new_task = [&](size_t n_matrix) {
+    return ProductsTask{.products = arena.take_array<Product>(few_.size() * n_matrix), .n_product = 0, .n_chunk = 0};
   };
 
-  ProductsTask first_task{.products = arena.take_array<Product>(experts.size() * std::max<size_t>(block_->first.size(), 1))};
-  ProductsTask down_task{.products = arena.take_array<Product>(experts.size())};
-  ConvertTask convert;
-  const ggml_tensor* down_weight = block_->down->src[0];
-
-  if (block_->first.empty()) {
-    const Converted& input = converted_input(dot_type(down_weight));
-    add_products(down_task, down_weight, block_->weight->role, [&](size_t i) { return input_row(input, few_rows_[i]); }, down_row);
-  } else {
-    for (const ggml_tensor* node : block_->first) {
-      const ggml_tensor* weight = node->src[0];
-      const Converted& input = converted_input(dot_type(weight));
-      ggml_tensor* twin = group.new_tensor(GGML_TYPE_F32, node->ne[0], 1, n_row);
-      group.twins.emplace_back(node, twin);
-      add_products(
-          first_task, weight, static_cast<const ExpertWeight*>(weight->extra)->role,
-          [&](size_t i) { return input_row(input, few_rows_[i]); },
-          [&](size_t i) { return static_cast<float*>(twin->data) + static_cast<int64_t>(i) * twin->ne[0]; });
+  // Many rows: ggml's MUL_MAT_ID with one matrix, from rows that lie side by side to rows that do.
+  int32_t* zeros = arena.take_array<int32_t>(std::max<size_t>(n_many_row, 1));
+  std::memset(zeros, 0, n_many_row * sizeof(int32_t));
+  const auto add_delegates = [&](const ggml_tensor* node, MatrixRole role, ggml_type in_type, std::byte* in, float* out) {
+    const ggml_tensor* weight = node->src[0];
+    const uint64_t in_row_bytes = row_bytes(in_type, weight->ne[0]);
+    for (const GroupExpert& entry : many_) {
+      const size_t offset = entry.first_row - first_many_row;
+      const int64_t n = static_cast<int64_t>(entry.n_row);
+      std::byte* slab = const_cast<std::byte*>(entry.expert->slab[static_cast<size_t>(role)]);
+      ggml_tensor* matrix = group.tensor(weight->type, weight->ne[0], weight->ne[1], 1, slab);
+      ggml_tensor* input = group.tensor(in_type, weight->ne[0], 1, n, in + offset * in_row_bytes);
+      ggml_tensor* product = ggml_mul_mat_id(group.ctx, matrix, input, group.tensor(GGML_TYPE_I32, 1, n, 1, zeros));
+      product->data = out + static_cast<int64_t>(offset) * weight->ne[1];
+      std::memcpy(product->op_params, node->op_params, sizeof(product->op_params));
+      group.add(product);
     }
-    group.add_custom(run_products, &first_task);
-    const ggml_tensor* middle = build_middle(group, few_rows_);
-    const ggml_type type = dot_type(down_weight);
-    convert = {.from = static_cast<const std::byte*>(middle->data),
-               .n_row = n_row,
-               .n_inner = n_row,
-               .inner_stride = middle->nb[2],
-               .outer_stride = 0,
-               .to = static_cast<std::byte*>(arena.take(row_bytes(type, middle->ne[0]) * static_cast<uint64_t>(n_row))),
-               .to_row_bytes = row_bytes(type, middle->ne[0]),
-               .n = middle->ne[0],
-               .convert = ggml_get_type_traits_cpu(type)->from_float};
-    group.add_custom(run_convert, &convert);
-    add_products(
-        down_task, down_weight, MatrixRole::kDown,
-        [&](size_t i) { return static_cast<const std::byte*>(convert.to + i * convert.to_row_bytes); }, down_row);
-  }
-  group.add_custom(run_products, &down_task);
-  return run_graph(group.graph);
-}
-
-Status CpuExecutor::compute_many(const ReadyExpert& expert) {
-  group_arena_.reset();
-  Group group(graph_memory_, group_arena_);
-  Arena& arena = group_arena_;
-  const std::span<const uint32_t> rows = routing_->rows(expert.index);
-  const int64_t n_row = static_cast<int64_t>(rows.size());
-  const uint32_t top_k = routing_->top_k();
-
-  ggml_tensor* ids = group.new_tensor(GGML_TYPE_I32, 1, n_row, 1);
-  std::memset(ids->data, 0, ggml_nbytes(ids));
-
-  // This expert's rows of the block's input, side by side.
-  const auto gathered_input = [&](ggml_type type) {
-    const Converted& input = converted_input(type);
-    ggml_tensor* gathered = group.new_tensor(type, block_->x->ne[0], 1, n_row);
-    auto* task = new (arena.take(sizeof(CopyRowsTask))) CopyRowsTask{
-        .from = arena.take_array<const std::byte*>(rows.size()), .to = arena.take_array<std::byte*>(rows.size()), .n_row = n_row, .bytes = input.row_bytes};
-    const int64_t n_inner = block_->x->ne[1];
-    for (size_t i = 0; i < rows.size(); ++i) {
-      const int64_t index = (rows[i] / top_k) * n_inner + (rows[i] % top_k) % n_inner;
-      task->from[i] = input.data + static_cast<uint64_t>(index) * input.row_bytes;
-      task->to[i] = static_cast<std::byte*>(gathered->data) + i * input.row_bytes;
+  };
+  const auto gather_input = [&](const Converted& input) {
+    auto* gathered = static_cast<std::byte*>(arena.take(n_many_row * input.row_bytes));
+    auto* task = new (arena.take(sizeof(CopyRowsTask))) CopyRowsTask{.from = arena.take_array<const std::byte*>(n_many_row),
+                                                                     .to = arena.take_array<std::byte*>(n_many_row),
+                                                                     .n_row = static_cast<int64_t>(n_many_row),
+                                                                     .bytes = input.row_bytes};
+    for (size_t i = 0; i < n_many_row; ++i) {
+      task->from[i] = input_row(input, rows_[first_many_row + i]);
+      task->to[i] = gathered + i * input.row_bytes;
     }
     group.add_custom(run_copy_rows, task);
     return gathered;
   };
-  const auto product = [&](const ggml_tensor* node, MatrixRole role, ggml_tensor* input) {
-    const ggml_tensor* weight = node->src[0];
-    std::byte* slab = const_cast<std::byte*>(expert.slab[static_cast<size_t>(role)]);
-    ggml_tensor* matrix = group.tensor(weight->type, weight->ne[0], weight->ne[1], 1, slab);
-    ggml_tensor* result = ggml_mul_mat_id(group.ctx, matrix, input, ids);
-    result->data = arena.take(ggml_nbytes(result));
-    std::memcpy(result->op_params, node->op_params, sizeof(result->op_params));
-    group.add(result);
-    return result;
-  };
 
-  ggml_tensor* result = nullptr;
+  const ggml_tensor* down_weight = block_->down->src[0];
+  const ggml_type down_type = dot_type(down_weight);
+  ProductsTask first_task = new_task(std::max<size_t>(block_->first.size(), 1));
+  ProductsTask down_task = new_task(1);
   ConvertTask convert;
+  std::byte* down_in = nullptr;  // of the rows of many_
+  const auto down_out = [&](size_t i) { return reinterpret_cast<float*>(down_row(rows_[i])); };
   if (block_->first.empty()) {
-    result = product(block_->down, block_->weight->role, gathered_input(dot_type(block_->down->src[0])));
+    const Converted& input = converted_input(down_type);
+    add_products(down_task, down_weight, block_->weight->role, [&](size_t i) { return input_row(input, rows_[i]); }, down_out);
+    if (!many_.empty()) down_in = gather_input(input);
   } else {
-    std::vector<std::pair<ggml_type, ggml_tensor*>> inputs;
+    std::array<std::byte*, kConvertedMax> gathered = {};
     for (const ggml_tensor* node : block_->first) {
-      const ggml_type type = dot_type(node->src[0]);
-      auto it = std::find_if(inputs.begin(), inputs.end(), [&](const auto& entry) { return entry.first == type; });
-      if (it == inputs.end()) it = inputs.insert(inputs.end(), {type, gathered_input(type)});
-      group.twins.emplace_back(node, product(node, static_cast<const ExpertWeight*>(node->src[0]->extra)->role, it->second));
+      const ggml_tensor* weight = node->src[0];
+      const MatrixRole role = static_cast<const ExpertWeight*>(weight->extra)->role;
+      const Converted& input = converted_input(dot_type(weight));
+      ggml_tensor* twin = group.new_tensor(GGML_TYPE_F32, node->ne[0], 1, n_row);
+      group.twins.emplace_back(node, twin);
+      const auto out = [&](size_t i) { return static_cast<float*>(twin->data) + static_cast<int64_t>(i) * twin->ne[0]; };
+      add_products(first_task, weight, role, [&](size_t i) { return input_row(input, rows_[i]); }, out);
+      if (many_.empty()) continue;
+      std::byte*& side_by_side = gathered[static_cast<size_t>(&input - inputs_.data())];
+      if (side_by_side == nullptr) side_by_side = gather_input(input);
+      add_delegates(node, role, input.type, side_by_side, out(first_many_row));
     }
-    const ggml_tensor* middle = build_middle(group, rows);
-    const ggml_type type = dot_type(block_->down->src[0]);
-    ggml_tensor* down_input = group.new_tensor(type, middle->ne[0], 1, n_row);
+    if (!few_.empty()) group.add_custom(run_products, &first_task);
+    const ggml_tensor* middle = build_middle(group, rows_);
     convert = {.from = static_cast<const std::byte*>(middle->data),
                .n_row = n_row,
                .n_inner = n_row,
                .inner_stride = middle->nb[2],
                .outer_stride = 0,
-               .to = static_cast<std::byte*>(down_input->data),
-               .to_row_bytes = down_input->nb[2],
+               .to = static_cast<std::byte*>(arena.take(row_bytes(down_type, middle->ne[0]) * rows_.size())),
+               .to_row_bytes = row_bytes(down_type, middle->ne[0]),
                .n = middle->ne[0],
-               .convert = ggml_get_type_traits_cpu(type)->from_float};
+               .convert = ggml_get_type_traits_cpu(down_type)->from_float};
     group.add_custom(run_convert, &convert);
-    result = product(block_->down, MatrixRole::kDown, down_input);
+    const auto in = [&](size_t i) { return static_cast<const std::byte*>(convert.to + i * convert.to_row_bytes); };
+    add_products(down_task, down_weight, MatrixRole::kDown, in, down_out);
+    down_in = convert.to + first_many_row * convert.to_row_bytes;
   }
-  CopyRowsTask scatter{.from = arena.take_array<const std::byte*>(rows.size()),
-                       .to = arena.take_array<std::byte*>(rows.size()),
-                       .n_row = n_row,
-                       .bytes = static_cast<uint64_t>(result->ne[0]) * sizeof(float)};
-  for (size_t i = 0; i < rows.size(); ++i) {
-    scatter.from[i] = static_cast<const std::byte*>(result->data) + i * scatter.bytes;
-    scatter.to[i] = static_cast<std::byte*>(block_->down->data) + (rows[i] % top_k) * block_->down->nb[1] +
-                    (rows[i] / top_k) * block_->down->nb[2];
+  if (!few_.empty()) group.add_custom(run_products, &down_task);
+
+  CopyRowsTask scatter;
+  if (!many_.empty()) {
+    float* products = arena.take_array<float>(n_many_row * static_cast<size_t>(down_weight->ne[1]));
+    add_delegates(block_->down, block_->weight->role, down_type, down_in, products);
+    scatter = {.from = arena.take_array<const std::byte*>(n_many_row),
+               .to = arena.take_array<std::byte*>(n_many_row),
+               .n_row = static_cast<int64_t>(n_many_row),
+               .bytes = static_cast<uint64_t>(down_weight->ne[1]) * sizeof(float)};
+    for (size_t i = 0; i < n_many_row; ++i) {
+      scatter.from[i] = reinterpret_cast<const std::byte*>(products) + i * scatter.bytes;
+      scatter.to[i] = down_row(rows_[first_many_row + i]);
+    }
+    group.add_custom(run_copy_rows, &scatter);
   }
-  group.add_custom(run_copy_rows, &scatter);
   return run_graph(group.graph);
 }
 

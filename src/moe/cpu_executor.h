@@ -3,7 +3,7 @@
 // How      All operations run as nodes of small ggml graphs on ggml's own CPU backend and threads:
 //          - the block's input rows are converted once to the type that the weights' dot product wants;
 //          - experts with few rows: one node computes all their gate and up rows with ggml's vec_dot, one all their
-//            down rows; experts with kDelegateRowsMin rows or more each go to ggml's MUL_MAT_ID with a single matrix,
+//            down rows; each matrix of an expert with kDelegateRowsMin rows or more goes to ggml's MUL_MAT_ID, alone,
 //            because ggml has other kernels for such batches (tiled, per expert, from 8 rows on);
 //          - what lies between is ggml's own operations on the compact rows (moe/moe_block.h).
 // Exact    every row passes through the same kernels, with the same operands, as in ggml's MUL_MAT_ID over the whole
@@ -68,13 +68,17 @@ class CpuExecutor {
     const ggml_tensor* tensor = nullptr;
     float* data = nullptr;
   };
+  struct GroupExpert {  // an expert's place among the compact rows of a group
+    const ReadyExpert* expert = nullptr;
+    size_t first_row = 0;
+    size_t n_row = 0;
+  };
   struct Group;  // the graph that is being built
 
   CpuExecutor() = default;
   Status run_graph(ggml_cgraph* graph);
   const Converted& converted_input(ggml_type type) const;
-  Status compute_few(std::span<const ReadyExpert> experts);
-  Status compute_many(const ReadyExpert& expert);
+  Status compute_group(std::span<const ReadyExpert> experts);
   const ggml_tensor* build_middle(Group& group, std::span<const uint32_t> rows);
   ggml_tensor* middle_operand(Group& group, const ggml_tensor* node, int source, std::span<const uint32_t> rows);
 
@@ -83,8 +87,9 @@ class CpuExecutor {
   const Routing* routing_ = nullptr;
   std::vector<Converted> inputs_;
   std::vector<Operand> operands_;
-  std::vector<ReadyExpert> few_;
-  std::vector<uint32_t> few_rows_;
+  std::vector<GroupExpert> few_;   // of the current group: fewer than kDelegateRowsMin rows
+  std::vector<GroupExpert> many_;
+  std::vector<uint32_t> rows_;
   std::vector<uint8_t> graph_memory_;
   Arena block_arena_;  // lives for a block
   Arena group_arena_;  // lives for a group

@@ -6,6 +6,8 @@ namespace sluice {
 
 namespace {
 
+constexpr size_t kMiddleNodesMax = 32;  // longer blocks do not fit the executor's graphs
+
 bool contains(const std::vector<ggml_tensor*>& list, const ggml_tensor* tensor) {
   return std::find(list.begin(), list.end(), tensor) != list.end();
 }
@@ -106,7 +108,7 @@ void find_moe_block(std::span<ggml_tensor* const> nodes, int begin, ExpertWeight
     }
     whole.middle.push_back(node);
   }
-  fits = fits && whole.down != nullptr;
+  fits = fits && whole.down != nullptr && whole.middle.size() <= kMiddleNodesMax;
   // What lies in the middle is never written to its own tensor, so nobody after the block may read it.
   for (size_t i = static_cast<size_t>(whole.end_node); fits && i < nodes.size(); ++i) {
     for (const ggml_tensor* source : nodes[i]->src) {
