@@ -8,6 +8,7 @@
 
 #include "backend/registry.h"
 #include "backend/stats_json.h"
+#include "ggml-cpu.h"
 #include "ggml-sluice.h"
 #include "loader/slot_plan.h"
 
@@ -38,6 +39,11 @@ constexpr Setting kSettings[] = {
     {"io", [](EngineOptions& o, const std::string& v) { return assign(o.io.path, parse_io_path(v)); }},
     {"direct", [](EngineOptions& o, const std::string& v) { return assign(o.direct, parse_direct_mode(v)); }},
     {"policy", [](EngineOptions& o, const std::string& v) { return assign(o.policy, parse_policy(v)); }},
+    {"trace",
+     [](EngineOptions& o, const std::string& v) {
+       o.trace_path = v;
+       return Status();
+     }},
     {"verify_slots", [](EngineOptions& o, const std::string& v) { return assign(o.verify_slots, parse_switch("verify_slots", v)); }},
 };
 
@@ -48,6 +54,19 @@ std::string environment_name(std::string_view name) {
 }
 
 }  // namespace
+
+void engine_register_cpu_backend() {
+  if (ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU) == nullptr) ggml_backend_register(ggml_backend_cpu_reg());
+}
+
+void engine_register_backend() {
+  static const bool registered = [] {
+    engine_register_cpu_backend();
+    ggml_backend_register(ggml_backend_sluice_reg());
+    return true;
+  }();
+  (void)registered;
+}
 
 Result<EngineOptions> engine_options_from_environment() {
   EngineOptions options;

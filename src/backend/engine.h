@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "base/bytes.h"
 #include "base/result.h"
@@ -23,8 +24,14 @@ struct EngineOptions {
   DirectMode direct = DirectMode::kAuto;
   PolicyKind policy = PolicyKind::kLfru;
   bool verify_slots = false;  // compare slots with the store while running
+  std::string trace_path;     // a routing trace is written there; empty: none
   uint64_t reserve_bytes = 0; // with an automatic budget: what the caller knows will be needed besides the pool
 };
+
+// Registers ggml's CPU backend, unless it is there already, and sluice's own; once. To be called before llama_backend_init,
+// which would otherwise look for backends to load from files. The first alone gives stock llama.cpp.
+void engine_register_cpu_backend();
+void engine_register_backend();
 
 // From the environment (SLUICE_BUDGET, SLUICE_IO, ...); an unusable value is an error that names the variable.
 Result<EngineOptions> engine_options_from_environment();

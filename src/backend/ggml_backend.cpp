@@ -323,7 +323,7 @@ void device_get_props(ggml_backend_dev_t device, ggml_backend_dev_props* props) 
 ggml_backend_t device_init_backend(ggml_backend_dev_t device, const char*) {
   if (Status status = Registry::instance().finish_models(); !status) {
     Registry::instance().set_last_error(status);
-    log_error("{}", status.error().message());
+    log_line_once(LogLevel::kError, status.error().message());
     return nullptr;
   }
   auto executor = CpuExecutor::create();

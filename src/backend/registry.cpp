@@ -37,10 +37,16 @@ std::shared_ptr<StreamedModel> Registry::model_for(ExpertTensorName name) {
   return model;
 }
 
+void Registry::refuse(const Status& status) {
+  std::lock_guard lock(mutex_);
+  refusal_ = status;
+}
+
 Status Registry::finish_models() {
   std::vector<std::shared_ptr<StreamedModel>> models;
   {
     std::lock_guard lock(mutex_);
+    if (!refusal_.ok()) return refusal_;
     for (const auto& known : models_) {
       if (auto model = known.lock()) models.push_back(std::move(model));
     }

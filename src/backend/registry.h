@@ -25,6 +25,8 @@ class Registry {
 
   // The model that a tensor of this name belongs to.
   std::shared_ptr<StreamedModel> model_for(ExpertTensorName name);
+  // A setting that cannot be used: nothing starts then, so that a wish that cannot be met is not passed over.
+  void refuse(const Status& status);
   // Finishes every model whose tensors are all there; the first error.
   Status finish_models();
   // Of the newest model; of the last one that was freed when there is none.
@@ -46,6 +48,7 @@ class Registry {
   std::weak_ptr<StreamedModel> collecting_;
   mutable std::mutex retired_mutex_;  // of its own: a model may be freed while mutex_ is held
   EngineStats retired_stats_;
+  Status refusal_;
   Status last_error_;
   ggml_threadpool_t threadpool_ = nullptr;
 };

@@ -53,7 +53,11 @@ std::vector<std::pair<SourceFinder::Identity, std::string>> SourceFinder::open_f
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", ignored)) {
     struct stat info = {};
     if (stat(entry.path().c_str(), &info) != 0 || !S_ISREG(info.st_mode)) continue;
-    files.push_back({{info.st_dev, info.st_ino}, entry.path().string()});
+    // The path it was opened by, where that still leads to it: descriptors are closed, and their numbers taken again.
+    const Identity identity{info.st_dev, info.st_ino};
+    std::string path = std::filesystem::read_symlink(entry.path(), ignored).string();
+    if (stat(path.c_str(), &info) != 0 || Identity{info.st_dev, info.st_ino} != identity) path = entry.path().string();
+    files.push_back({identity, std::move(path)});
   }
   return files;
 }

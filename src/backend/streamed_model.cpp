@@ -28,6 +28,9 @@ StreamedModel::StreamedModel(const EngineOptions& options, std::shared_ptr<const
 
 // The plugin writes its figures when the process ends, after the tool has freed its model.
 StreamedModel::~StreamedModel() {
+  if (trace_) {
+    if (Status status = trace_->close(); !status) log_error("trace: {}", status.error().message());
+  }
   if (state_ == State::kReady) Registry::instance().retire(stats());
 }
 
@@ -205,6 +208,9 @@ Status StreamedModel::finish_locked() {
   } else if (const auto found = Catalog::open(file->path(), DirectMode::kOff)) {
     top_k = found->n_expert_used;
   }
+  if (!options_.trace_path.empty()) {
+    if (Status status = open_trace(sources, top_k); !status) return status;
+  }
   const SlotPlan plan = plan_layout(sources, top_k);
   const auto budget = resolve_budget(plan);
   if (!budget) return budget.error();
@@ -220,6 +226,21 @@ Status StreamedModel::finish_locked() {
   log_line(LogLevel::kInfo, fmt::format("streaming {} of experts through {} slots ({}), {}{}", format_bytes(plan.expert_bytes),
                                         stats.slots, format_bytes(stats.pool_bytes), stats.io_path,
                                         stats.io_direct ? ", direct" : ", buffered"));
+  return {};
+}
+
+Status StreamedModel::open_trace(const std::vector<LayerSource>& sources, uint32_t top_k) {
+  RoutingHeader header{.n_layer = sources.back().layer + 1, .top_k = top_k, .model = tensors_.begin()->second->file->path()};
+  header.model = header.model.substr(header.model.find_last_of('/') + 1).substr(0, kTraceNameBytesMax);
+  header.record_bytes.resize(header.n_layer, 0);
+  for (const LayerSource& source : sources) {
+    header.n_expert = std::max(header.n_expert, source.n_expert);
+    header.record_bytes[source.layer] = source.record_bytes();
+  }
+  auto writer = RoutingTraceWriter::create(options_.trace_path, header);
+  if (!writer) return writer.error();
+  trace_ = std::move(writer).value();
+  trace_top_k_ = top_k;
   return {};
 }
 
@@ -256,6 +277,8 @@ Status StreamedModel::compute_block(const MoeBlock& block, Routing& routing, Cpu
   const bool streamed = loader_ && loader_->streams_layer(layer);
   if (streamed) {
     if (Status status = loader_->start(layer, routing.experts()); !status) return status;
+    // A warm-up that asks for every expert is nobody's routing.
+    if (trace_ && routing.top_k() == trace_top_k_) trace_->append(layer, routing.ids());
   }
   int64_t mark_ns = now_ns();
   route_sync_ns_ += mark_ns - begin_ns;

@@ -23,6 +23,7 @@
 #include "moe/moe_block.h"
 #include "moe/routing.h"
 #include "store/expert_tensor.h"
+#include "trace/routing_trace.h"
 
 namespace sluice {
 
@@ -71,6 +72,7 @@ class StreamedModel {
   enum class State { kCollecting, kReady, kFailed };
 
   Status finish_locked();
+  Status open_trace(const std::vector<LayerSource>& sources, uint32_t top_k);
   Result<uint64_t> resolve_budget(const SlotPlan& plan) const;
   void keep_in_memory(StreamedTensor& tensor, std::byte* memory);
   void drop_mapped_pages();
@@ -84,6 +86,8 @@ class StreamedModel {
   Status failure_;
   std::map<std::pair<uint32_t, MatrixRole>, std::unique_ptr<StreamedTensor>> tensors_;
   std::unique_ptr<Loader> loader_;
+  std::unique_ptr<RoutingTraceWriter> trace_;
+  uint32_t trace_top_k_ = 0;
   uint64_t kept_bytes_ = 0;
   std::vector<ReadyExpert> ready_;
   int64_t route_sync_ns_ = 0;

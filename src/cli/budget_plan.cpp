@@ -122,6 +122,12 @@ Result<BudgetPlan> plan_budget(const BudgetInputs& inputs) {
   for (uint64_t used : {inputs.dense_bytes, inputs.context.kv, inputs.context.compute, plan.reserve_bytes}) {
     plan.left_bytes = saturating_sub(plan.left_bytes, used);
   }
+  const uint64_t rest_bytes = inputs.dense_bytes + inputs.context.kv + inputs.context.compute;
+  if (available_known && rest_bytes > inputs.available_bytes) {
+    return make_error(ErrorCode::kNoMemory, "a context of {} tokens does not fit: dense weights {}, KV cache {} and computation {} against {} of free memory; -c takes a smaller one",
+                      inputs.context_tokens, format_bytes(inputs.dense_bytes), format_bytes(inputs.context.kv), format_bytes(inputs.context.compute),
+                      format_bytes(inputs.available_bytes));
+  }
   switch (inputs.spec.kind) {
     case BudgetSpec::Kind::kAuto: plan.budget_bytes = std::min(plan.left_bytes, inputs.expert_bytes); break;
     case BudgetSpec::Kind::kBytes: plan.budget_bytes = inputs.spec.bytes; break;

@@ -49,7 +49,8 @@ struct BudgetInputs {
   BudgetSpec spec;
   uint64_t available_bytes = kAvailableUnknown;
   uint64_t dense_bytes = 0;
-  ContextBytes context;
+  uint32_t context_tokens = 0;
+  ContextBytes context;  // of that many tokens
   uint64_t expert_bytes = 0;
   uint64_t budget_bytes_min = 0;
 };

@@ -25,6 +25,7 @@ int run_inspect(const InspectCommand& command) {
     fmt::print(stderr, "sluice: {}\n", error.message());
     return kExitFailure;
   };
+  // Opened as a run would: what direct I/O has to align is part of the smallest budget.
   const auto catalog = Catalog::open(command.model_path, DirectMode::kAuto);
   if (!catalog) return fail(catalog.error());
 

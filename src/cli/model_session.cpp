@@ -40,14 +40,6 @@ void forbid_plugin() {
   unsetenv("GGML_BACKEND_PATH");
 }
 
-void register_backend_once() {
-  static const bool registered = [] {
-    ggml_backend_register(ggml_backend_sluice_reg());
-    return true;
-  }();
-  static_cast<void>(registered);
-}
-
 std::unique_ptr<std::FILE, int (*)(std::FILE*)> own(std::FILE* file) {
   return {file, std::fclose};
 }
@@ -90,6 +82,7 @@ Status ModelSession::plan_memory(SessionOptions& options) {
       .spec = options.engine.budget,
       .available_bytes = memory ? memory->available_bytes : kAvailableUnknown,
       .dense_bytes = catalog_.dense_bytes,
+      .context_tokens = options.context_tokens,
       .context = estimate_context_bytes(*shape, options.context_tokens, options.ubatch_tokens),
       .expert_bytes = catalog_.expert_bytes,
       .budget_bytes_min = engine_budget_bytes_min(catalog_),
@@ -112,6 +105,7 @@ Status ModelSession::plan_memory(SessionOptions& options) {
 }
 
 Status ModelSession::load_model(const SessionOptions& options) {
+  engine_register_cpu_backend();
   llama_backend_init();
   llama_model_params params = llama_model_default_params();
   params.use_extra_bufts = options.repack;
@@ -123,7 +117,7 @@ Status ModelSession::load_model(const SessionOptions& options) {
   if (catalog_.is_moe()) {
     engine_set_options(options.engine);
     engine_set_catalog(catalog_);
-    register_backend_once();
+    engine_register_backend();
     Result<std::FILE*> opened = open_model_stream(catalog_);
     if (!opened) return opened.error();
     const auto stream = own(*opened);

@@ -111,6 +111,9 @@ void add_run_options(CLI::App& command, RunOptions& options) {
   command.add_option("--tokens", options.tokens_path, "write the ids of prompt and answer as JSON")
       ->type_name("FILE")
       ->group(output);
+  command.add_option("--trace", options.trace_path, "write the router's choices, for `sluice replay`")
+      ->type_name("FILE")
+      ->group(output);
   add_parsed(command, "--log-level", options.log_level, parse_log_level, "debug|info|warning|error",
              "what is told on standard error (default warning)")
       ->group(output);
@@ -154,6 +157,7 @@ EngineOptions engine_options_with_flags(const EngineOptions& environment, const 
   if (options.direct) engine.direct = *options.direct;
   if (options.policy) engine.policy = *options.policy;
   if (options.verify_slots) engine.verify_slots = true;
+  if (!options.trace_path.empty()) engine.trace_path = options.trace_path;
   return engine;
 }
 

@@ -48,6 +48,7 @@ struct RunOptions {
   std::string stats_path;
   std::string logits_path;
   std::string tokens_path;
+  std::string trace_path;
   LogLevel log_level = LogLevel::kWarning;
   bool quiet = false;
 };

@@ -26,6 +26,8 @@ class Routing {
   }
   uint32_t n_row() const { return static_cast<uint32_t>(rows_.size()); }
   uint32_t top_k() const { return top_k_; }
+  // [n_token][top_k], as the router said them.
+  std::span<const int32_t> ids() const { return ids_; }
   // The chosen expert of a row, as the router said it.
   int32_t id(uint32_t row) const { return ids_[row]; }
 

@@ -37,6 +37,7 @@ inline void quiet_llama() {
 }
 
 inline Model load_stock(const std::string& path) {
+  engine_register_cpu_backend();
   llama_model_params params = llama_model_default_params();
   params.use_extra_bufts = false;
   params.n_gpu_layers = 0;
@@ -46,8 +47,7 @@ inline Model load_stock(const std::string& path) {
 }
 
 inline Model load_streamed(const Catalog& catalog, const EngineOptions& options) {
-  static const bool registered = (ggml_backend_register(ggml_backend_sluice_reg()), true);
-  (void)registered;
+  engine_register_backend();
   engine_set_options(options);
   engine_set_catalog(catalog);
   auto stream = open_model_stream(catalog);

@@ -1,11 +1,11 @@
-// The plugin's entry points. ggml calls ggml_backend_init after loading the library named by GGML_BACKEND_PATH; a null
-// registry makes it go on without us, and one line has said why.
+// The plugin's entry point. ggml calls ggml_backend_init after loading the library that GGML_BACKEND_PATH names.
 
 #include <cstdio>
 #include <cstdlib>
 #include <string>
 
 #include "backend/engine.h"
+#include "backend/registry.h"
 #include "backend/stats_json.h"
 #include "base/log.h"
 #include "ggml-backend-impl.h"
@@ -33,12 +33,13 @@ void write_stats_at_exit() {
 
 ggml_backend_reg_t plugin_reg() {
   const auto options = sluice::engine_options_from_environment();
-  if (!options) {
-    // The user asked for something that cannot be had; running on without it would hide that.
-    sluice::log_error("{}", options.error().message());
-    return nullptr;
+  if (options) {
+    sluice::engine_set_options(*options);
+  } else {
+    // The user asked for something that cannot be had; a null registry would make the host run on without us and hide it.
+    // So the device is there and starts for nobody.
+    sluice::Registry::instance().refuse(options.error());
   }
-  sluice::engine_set_options(*options);
   std::atexit(write_stats_at_exit);
   return ggml_backend_sluice_reg();
 }

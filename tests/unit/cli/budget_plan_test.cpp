@@ -50,6 +50,20 @@ TEST(BudgetPlan, SmallMachinesKeepTheSmallestReserve) {
   EXPECT_EQ(plan->budget_bytes, kGiB);
 }
 
+TEST(BudgetPlan, AContextThatCannotFitIsRefusedWhateverTheBudget) {
+  BudgetInputs inputs = inputs_of_a_16_gib_machine();
+  inputs.context_tokens = 1'000'000;
+  inputs.context.kv = 20 * kGiB;
+  for (const BudgetSpec& spec : {BudgetSpec{}, BudgetSpec{.kind = BudgetSpec::Kind::kBytes, .bytes = 2 * kGiB}}) {
+    inputs.spec = spec;
+    const Result<BudgetPlan> plan = plan_budget(inputs);
+    ASSERT_FALSE(plan);
+    EXPECT_EQ(plan.error().code, ErrorCode::kNoMemory);
+    EXPECT_NE(plan.error().text.find("1000000 tokens"), std::string::npos) << plan.error().text;
+    EXPECT_NE(plan.error().text.find("20.0 GiB"), std::string::npos) << plan.error().text;
+  }
+}
+
 TEST(BudgetPlan, TooLittleIsRefusedWithNeededAndGivenBytes) {
   BudgetInputs inputs = inputs_of_a_16_gib_machine();
   inputs.available_bytes = 3 * kGiB;  // dense, context and reserve need more
