@@ -1,6 +1,9 @@
 # The pinned llama.cpp tree as imported targets: llama_cpp::ggml (ggml, its CPU backend, the backend interface) and
 # llama_cpp::llama (libllama, llama-common and the server library). The tree is used as it was built, never changed.
 
+# Another pin or other flags mean another tree.
+set_property(DIRECTORY ${CMAKE_SOURCE_DIR} APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS scripts/deps)
+
 if(NOT SLUICE_LLAMA_CPP)
   execute_process(COMMAND ${CMAKE_SOURCE_DIR}/scripts/deps OUTPUT_VARIABLE deps_output RESULT_VARIABLE deps_result
     OUTPUT_STRIP_TRAILING_WHITESPACE)
