@@ -25,7 +25,6 @@ struct EngineOptions {
   PolicyKind policy = PolicyKind::kLfru;
   bool verify_slots = false;  // compare slots with the store while running
   std::string trace_path;     // a routing trace is written there; empty: none
-  uint64_t reserve_bytes = 0; // with an automatic budget: what the caller knows will be needed besides the pool
 };
 
 // Registers ggml's CPU backend, unless it is there already, and sluice's own; once. To be called before llama_backend_init,

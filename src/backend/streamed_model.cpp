@@ -150,7 +150,7 @@ Status StreamedModel::finish() {
   return failure_;
 }
 
-Result<uint64_t> StreamedModel::resolve_budget(const SlotPlan& plan) const {
+Result<uint64_t> StreamedModel::resolve_budget(const SlotPlan& plan, uint64_t dense_bytes) const {
   uint64_t budget = 0;
   switch (options_.budget.kind) {
     case BudgetSpec::Kind::kBytes: budget = options_.budget.bytes; break;
@@ -161,9 +161,7 @@ Result<uint64_t> StreamedModel::resolve_budget(const SlotPlan& plan) const {
       const auto machine = read_system_memory();
       if (!machine) return machine.error();
       const SystemMemory& memory = *machine;
-      const uint64_t reserve = options_.reserve_bytes != 0
-                                   ? options_.reserve_bytes
-                                   : static_cast<uint64_t>((1 - kPluginShare) * static_cast<double>(memory.available_bytes));
+      const uint64_t reserve = dense_bytes + static_cast<uint64_t>((1 - kPluginShare) * static_cast<double>(memory.available_bytes));
       const uint64_t left = memory.available_bytes > reserve ? memory.available_bytes - reserve : 0;
       if (left < plan.bytes_min) {
         return make_error(ErrorCode::kNoMemory, "budget: this model needs at least {} for experts, {} has {} left after {} for the rest",
@@ -203,16 +201,18 @@ Status StreamedModel::finish_locked() {
   if (sources.empty()) return {};  // everything is kept in memory
 
   uint32_t top_k = kTopKUnknown;
+  uint64_t dense_bytes = 0;  // that a stock tool has mapped: page cache, which counts as available and must stay
   if (catalog_) {
     top_k = catalog_->n_expert_used;
   } else if (const auto found = Catalog::open(file->path(), DirectMode::kOff)) {
     top_k = found->n_expert_used;
+    dense_bytes = found->dense_bytes;
   }
   if (!options_.trace_path.empty()) {
     if (Status status = open_trace(sources, top_k); !status) return status;
   }
   const SlotPlan plan = plan_layout(sources, top_k);
-  const auto budget = resolve_budget(plan);
+  const auto budget = resolve_budget(plan, dense_bytes);
   if (!budget) return budget.error();
   auto device = open_device(options_.io);
   if (!device) return device.error();

@@ -73,7 +73,7 @@ class StreamedModel {
 
   Status finish_locked();
   Status open_trace(const std::vector<LayerSource>& sources, uint32_t top_k);
-  Result<uint64_t> resolve_budget(const SlotPlan& plan) const;
+  Result<uint64_t> resolve_budget(const SlotPlan& plan, uint64_t dense_bytes) const;
   void keep_in_memory(StreamedTensor& tensor, std::byte* memory);
   void drop_mapped_pages();
   const StreamedTensor* find(uint32_t layer, MatrixRole role) const;

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <string>
 
+#include "backend/engine.h"
 #include "cli/inspect_command.h"
 #include "cli/replay_command.h"
 #include "cli/run_command.h"
@@ -18,6 +19,7 @@ namespace {
 constexpr int kExitUsage = 2;
 
 std::string version_text() {
+  sluice::engine_register_cpu_backend();  // whose features are told
   return fmt::format("sluice {} (llama.cpp {}, ggml {})\n{}", SLUICE_VERSION, llama_version(), ggml_version(),
                      llama_print_system_info());
 }
