@@ -229,28 +229,39 @@ Status CpuExecutor::begin_block(const MoeBlock& block, const Routing& routing) {
     if (block.first.empty()) convert_for(block.down->src[0]);
     if (Status status = run_graph(group.graph); !status) return status;
   }
-  if (!block.outside.empty()) {
-    if (Status status = compute_nodes(block.outside); !status) return status;
-  }
-  const auto is_inside = [&](const ggml_tensor* tensor) {
-    return std::find(block.first.begin(), block.first.end(), tensor) != block.first.end() ||
-           std::find(block.middle.begin(), block.middle.end(), tensor) != block.middle.end();
+  // Each operand is copied as soon as it is there: the memory of one may be the result's of an outside node that stands
+  // after its last use, and all of those run before the first use here.
+  const auto copy_operand = [&](const ggml_tensor* source) {
+    Operand operand{.tensor = source, .data = block_arena_.take_array<float>(static_cast<uint64_t>(ggml_nelements(source)))};
+    float* to = operand.data;
+    for (int64_t i2 = 0; i2 < source->ne[2]; ++i2) {
+      for (int64_t i1 = 0; i1 < source->ne[1]; ++i1) {
+        const char* from = static_cast<const char*>(source->data) + i2 * static_cast<int64_t>(source->nb[2]) +
+                           i1 * static_cast<int64_t>(source->nb[1]);
+        std::memcpy(to, from, static_cast<size_t>(source->ne[0]) * sizeof(float));
+        to += source->ne[0];
+      }
+    }
+    operands_.push_back(operand);
+  };
+  const auto is_one_of = [](const std::vector<ggml_tensor*>& nodes, const ggml_tensor* tensor) {
+    return std::find(nodes.begin(), nodes.end(), tensor) != nodes.end();
+  };
+  const auto is_operand = [&](const ggml_tensor* node, const ggml_tensor* source) {
+    // The bias of ADD_ID is a weight and stays where it is.
+    return source != nullptr && node->op != GGML_OP_ADD_ID && !is_one_of(block.first, source) && !is_one_of(block.middle, source);
   };
   for (const ggml_tensor* node : block.middle) {
-    if (node->op == GGML_OP_ADD_ID) continue;  // the bias is a weight and stays where it is
     for (const ggml_tensor* source : node->src) {
-      if (source == nullptr || is_inside(source)) continue;
-      Operand operand{.tensor = source, .data = block_arena_.take_array<float>(static_cast<uint64_t>(ggml_nelements(source)))};
-      float* to = operand.data;
-      for (int64_t i2 = 0; i2 < source->ne[2]; ++i2) {
-        for (int64_t i1 = 0; i1 < source->ne[1]; ++i1) {
-          const char* from = static_cast<const char*>(source->data) + i2 * static_cast<int64_t>(source->nb[2]) +
-                             i1 * static_cast<int64_t>(source->nb[1]);
-          std::memcpy(to, from, static_cast<size_t>(source->ne[0]) * sizeof(float));
-          to += source->ne[0];
-        }
+      if (is_operand(node, source) && !is_one_of(block.outside, source)) copy_operand(source);
+    }
+  }
+  for (ggml_tensor* outside : block.outside) {
+    if (Status status = compute_nodes(std::span(&outside, 1)); !status) return status;
+    for (const ggml_tensor* node : block.middle) {
+      for (const ggml_tensor* source : node->src) {
+        if (source == outside && is_operand(node, source)) copy_operand(source);
       }
-      operands_.push_back(operand);
     }
   }
   return {};

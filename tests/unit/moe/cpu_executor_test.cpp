@@ -40,6 +40,7 @@ std::vector<float> streamed(const BlockShape& shape, unsigned seed, int n_thread
     }
     find_moe_block(nodes, at, described_weight, block);
     EXPECT_FALSE(block.first.empty()) << "the whole block should have been found";
+    EXPECT_EQ(block.outside.size(), shape.scales ? 1u : 0u);
     EXPECT_TRUE(routing.set(block.ids, static_cast<uint32_t>(shape.n_expert)).ok());
     EXPECT_TRUE(executor->begin_block(block, routing).ok());
     std::vector<ReadyExpert> experts;

@@ -28,7 +28,7 @@ struct BlockShape {
   enum class Middle { kSwiglu, kSwigluOai, kGeglu, kReluSquared, kClampedSilu, kNone } middle = Middle::kSwiglu;
   bool fused_gate_up = false;
   bool biases = false;
-  bool scales = false;       // per-expert scales, gathered outside
+  bool scales = false;       // per-expert scales, computed by a node inside the block's range that is not of the block
   bool repeated_ids = false; // one token may choose an expert twice
 };
 
@@ -101,13 +101,13 @@ class BlockGraph {
     ggml_tensor* up = nullptr;
     if (shape.fused_gate_up) {
       ggml_tensor* both = ggml_mul_mat_id(ctx_, gate_up_w, x, ids);
-      if (shape.scales) both = ggml_mul(ctx_, both, scale);
+      if (shape.scales) both = ggml_mul(ctx_, both, ggml_scale(ctx_, scale, 0.5f));
       if (shape.biases) both = ggml_add_id(ctx_, both, up_bias, ids);
       gate = ggml_view_3d(ctx_, both, shape.n_ff, k, t, both->nb[1], both->nb[2], 0);
       up = ggml_view_3d(ctx_, both, shape.n_ff, k, t, both->nb[1], both->nb[2], static_cast<size_t>(shape.n_ff) * sizeof(float));
     } else {
       up = ggml_mul_mat_id(ctx_, up_w, x, ids);
-      if (shape.scales) up = ggml_mul(ctx_, up, scale);
+      if (shape.scales) up = ggml_mul(ctx_, up, ggml_scale(ctx_, scale, 0.5f));
       if (shape.biases) up = ggml_add_id(ctx_, up, up_bias, ids);
       gate = shape.middle == BlockShape::Middle::kNone ? up : ggml_mul_mat_id(ctx_, gate_w, x, ids);
     }
