@@ -277,7 +277,7 @@ Result<std::span<const ReadyExpert>> Loader::next() {
   }
   if (failure_.ok() && options_.verify_slots) {
     for (const uint32_t index : handed_) {
-      if (Status status = verify_entry(entries_[index]); !status) {
+      if (Status status = compare_slot({layer_, entries_[index].expert}, entries_[index].slot); !status) {
         failure_ = status;
         break;
       }
@@ -329,20 +329,13 @@ Status Loader::compare_slot(ExpertId id, SlotRef slot) {
   return {};
 }
 
-Status Loader::verify_entry(const Entry& entry) {
-  ++verified_;
-  return compare_slot({layer_, entry.expert}, entry.slot);
-}
-
 Result<uint64_t> Loader::verify_all_slots() {
   uint64_t faults = 0;
   pool_->for_each_ready([&](SlotRef slot, ExpertId id) {
-    ++verified_;
     if (Status status = compare_slot(id, slot); !status) {
       if (faults++ < kVerifyLinesMax) log_error("verify: {}", status.error().message());
     }
   });
-  verify_faults_ += faults;
   return faults;
 }
 

@@ -94,7 +94,6 @@ class Loader {
   void submit(SlabRead read);
   void collect(bool block);
   void release(uint32_t entry);
-  Status verify_entry(const Entry& entry);
   ReadyExpert ready_expert(uint32_t entry) const;
   const std::byte* slab(const Entry& entry, uint32_t matrix) const;
   Status compare_slot(ExpertId id, SlotRef slot);
@@ -129,8 +128,6 @@ class Loader {
 
   std::vector<ExpertCounters> layers_;
   int64_t stall_ns_ = 0;
-  uint64_t verified_ = 0;
-  uint64_t verify_faults_ = 0;
 };
 
 }  // namespace sluice
