@@ -53,8 +53,8 @@ StreamedTensor* StreamedModel::add_tensor(const ggml_tensor* tensor, ExpertTenso
       for (const ExpertMatrix& matrix : layer.matrices) {
         if (matrix.role != name.role || !(matrix.shape == description->shape)) continue;
         description->source = SourceKind::kFile;
-        description->file = catalog_->files[matrix.range.file];
-        description->offset = matrix.range.offset;
+        description->catalog_layer = &layer;
+        description->catalog_matrix = &matrix;
         description->trusted = true;
       }
     }
@@ -125,6 +125,9 @@ void StreamedModel::keep_in_memory(StreamedTensor& tensor, std::byte* memory) {
 
 Status StreamedModel::read(const StreamedTensor& tensor, const std::byte* memory, uint64_t offset, void* data, uint64_t bytes) const {
   std::lock_guard lock(mutex_);
+  if (tensor.catalog_layer != nullptr) {
+    return catalog_->read_experts(*tensor.catalog_layer, *tensor.catalog_matrix, offset, data, bytes);
+  }
   if (tensor.source == SourceKind::kFile) return tensor.file->read_exactly(tensor.offset + offset, data, bytes);
   const std::byte* from = tensor.resident != nullptr ? tensor.resident : memory;
   std::memcpy(data, from + offset, bytes);
@@ -187,16 +190,20 @@ Status StreamedModel::finish_locked() {
     }
     if (tensor->source != SourceKind::kFile) continue;
     if (sources.empty() || sources.back().layer != layer) {
-      sources.push_back({.layer = layer, .n_expert = static_cast<uint32_t>(tensor->shape.n_expert), .matrices = {}});
+      sources.push_back(tensor->catalog_layer != nullptr ? layer_source(*catalog_, *tensor->catalog_layer)
+                                                         : LayerSource{.layer = layer,
+                                                                       .n_expert = static_cast<uint32_t>(tensor->shape.n_expert),
+                                                                       .spans = {},
+                                                                       .matrices = {}});
     }
+    if (tensor->catalog_layer != nullptr) continue;
     LayerSource& source = sources.back();
     if (source.n_expert != tensor->shape.n_expert) {
       return make_error(ErrorCode::kBadFile, "{}: {} experts, other matrices of the layer have {}", tensor->name,
                         tensor->shape.n_expert, source.n_expert);
     }
     file = tensor->file;
-    source.matrices.push_back(
-        {.role = role, .file = tensor->file, .offset = tensor->offset, .slab_bytes = tensor->shape.slab_bytes});
+    source.add_matrix(role, tensor->file, tensor->offset, tensor->shape.slab_bytes);
   }
   if (sources.empty()) return {};  // everything is kept in memory
 
@@ -229,8 +236,16 @@ Status StreamedModel::finish_locked() {
   return {};
 }
 
+std::string StreamedModel::model_path() const {
+  if (catalog_) return catalog_->files.front()->path();
+  for (const auto& [key, tensor] : tensors_) {
+    if (tensor->file) return tensor->file->path();
+  }
+  return {};
+}
+
 Status StreamedModel::open_trace(const std::vector<LayerSource>& sources, uint32_t top_k) {
-  RoutingHeader header{.n_layer = sources.back().layer + 1, .top_k = top_k, .model = tensors_.begin()->second->file->path()};
+  RoutingHeader header{.n_layer = sources.back().layer + 1, .top_k = top_k, .model = model_path()};
   header.model = header.model.substr(header.model.find_last_of('/') + 1).substr(0, kTraceNameBytesMax);
   header.record_bytes.resize(header.n_layer, 0);
   for (const LayerSource& source : sources) {
@@ -325,8 +340,8 @@ EngineStats StreamedModel::stats() const {
   stats.pool_bytes += kept_bytes_;
   for (const auto& [key, tensor] : tensors_) {
     if (tensor->source == SourceKind::kMemory) stats.expert_bytes += tensor->shape.total_bytes();
-    if (tensor->file && stats.model.empty()) stats.model = tensor->file->path();
   }
+  stats.model = model_path();
   stats.route_sync_s = seconds_of(route_sync_ns_);
   stats.compute_s = seconds_of(compute_ns_);
   return stats;

@@ -36,7 +36,9 @@ struct StreamedTensor : ExpertWeight {
   std::string name;
   ExpertTensorShape shape;
   SourceKind source = SourceKind::kUnknown;
-  std::shared_ptr<const File> file;
+  const ExpertLayer* catalog_layer = nullptr;  // where the bytes are, when a catalog says so
+  const ExpertMatrix* catalog_matrix = nullptr;
+  std::shared_ptr<const File> file;  // else a range of a file that was found
   uint64_t offset = 0;
   const std::byte* mapped = nullptr;  // where the tool has mapped the bytes, if it has
   uint64_t received_bytes = 0;        // from the front, compared with the file or kept
@@ -77,6 +79,7 @@ class StreamedModel {
   void keep_in_memory(StreamedTensor& tensor, std::byte* memory);
   void drop_mapped_pages();
   const StreamedTensor* find(uint32_t layer, MatrixRole role) const;
+  std::string model_path() const;
 
   mutable std::mutex mutex_;
   EngineOptions options_;

@@ -14,6 +14,17 @@ constexpr uint64_t kVerifyLinesMax = 12;
 // Experts handed out at once while others still wait for a slot: small, so that slots come free early.
 constexpr size_t kInOrderBatchMax = 4;
 
+// "gate", or "gate+up+down" where one read brings them all.
+std::string matrix_names(const LayerSource& source, uint32_t span) {
+  std::string names;
+  for (const MatrixSource& matrix : source.matrices) {
+    if (matrix.span != span) continue;
+    if (!names.empty()) names += '+';
+    names += matrix_role_name(matrix.role);
+  }
+  return names;
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Loader>> Loader::create(std::vector<LayerSource> sources, std::unique_ptr<Device> device,
@@ -68,9 +79,9 @@ Status Loader::start(uint32_t layer, std::span<const uint32_t> experts) {
                                     [&](uint32_t expert) { return pool_->find({layer, expert}).has_value(); });
   if (!all_hits) {
     const File* checked = nullptr;
-    for (const MatrixSource& matrix : source.matrices) {
-      if (matrix.file.get() == checked) continue;
-      checked = matrix.file.get();
+    for (const SpanSource& span : source.spans) {
+      if (span.file.get() == checked) continue;
+      checked = span.file.get();
       if (Status status = checked->check_unchanged(); !status) return status;
     }
   }
@@ -129,8 +140,8 @@ bool Loader::place(uint32_t index) {
   entry.slot = *slot;
   entry.state = Entry::State::kLoading;
   const LayerSource& source = sources_[source_of_layer_[layer_]];
-  entry.reads_left = static_cast<uint32_t>(source.matrices.size());
-  for (uint32_t matrix = 0; matrix < source.matrices.size(); ++matrix) waiting_.push_back({index, matrix, kNone});
+  entry.reads_left = static_cast<uint32_t>(source.spans.size());
+  for (uint32_t span = 0; span < source.spans.size(); ++span) waiting_.push_back({index, span, kNone});
   ++n_loading_;
   ++layers_[layer_].loads;
   return true;
@@ -139,7 +150,7 @@ bool Loader::place(uint32_t index) {
 void Loader::submit_waiting() {
   const bool staged = plan_.layouts[source_of_layer_[layer_]].staged;
   while (!waiting_.empty()) {
-    SlabRead read = waiting_.front();
+    SpanRead read = waiting_.front();
     if (staged) {
       if (staging_free_.empty()) return;
       read.staging = staging_free_.back();
@@ -150,33 +161,32 @@ void Loader::submit_waiting() {
   }
 }
 
-void Loader::submit(SlabRead read) {
+void Loader::submit(SpanRead read) {
   const uint32_t source_index = source_of_layer_[layer_];
-  const MatrixSource& matrix = sources_[source_index].matrices[read.matrix];
+  const SpanSource& span = sources_[source_index].spans[read.span];
   const Entry& entry = entries_[read.entry];
-  const uint64_t begin = matrix.offset + entry.expert * matrix.slab_bytes;
-  const uint64_t align = matrix.file->align_bytes();
+  const uint64_t begin = span.offset_of(entry.expert);
+  const uint64_t align = span.file->align_bytes();
   const uint64_t aligned_begin = align_down(begin, align);
   std::byte* destination = read.staging != kNone
                                ? staging_memory_.data() + read.staging * plan_.staging_bytes
-                               : pool_->slot_data(entry.slot) + plan_.layouts[source_index].regions[read.matrix].offset;
-  device_->submit({.file = matrix.file.get(),
+                               : pool_->slot_data(entry.slot) + plan_.layouts[source_index].regions[read.span].offset;
+  device_->submit({.file = span.file.get(),
                    .offset = aligned_begin,
-                   .bytes = align_up(begin + matrix.slab_bytes, align) - aligned_begin,
-                   .bytes_needed = begin + matrix.slab_bytes - aligned_begin,
+                   .bytes = align_up(begin + span.bytes, align) - aligned_begin,
+                   .bytes_needed = begin + span.bytes - aligned_begin,
                    .destination = destination,
                    .tag = reads_.size(),
                    .priority = ReadPriority::kDemand});
   reads_.push_back(read);
 }
 
-const std::byte* Loader::slab(const Entry& entry, uint32_t matrix_index) const {
-  const uint32_t source_index = source_of_layer_[layer_];
+// Where a span's bytes are inside an expert's slot.
+std::byte* Loader::span_data(ExpertId id, SlotRef slot, uint32_t span) const {
+  const uint32_t source_index = source_of_layer_[id.layer];
   const LayerLayout& layout = plan_.layouts[source_index];
-  const MatrixSource& matrix = sources_[source_index].matrices[matrix_index];
-  const std::byte* region = pool_->slot_data(entry.slot) + layout.regions[matrix_index].offset;
-  if (layout.staged) return region;
-  return region + (matrix.offset + entry.expert * matrix.slab_bytes) % matrix.file->align_bytes();
+  std::byte* region = pool_->slot_data(slot) + layout.regions[span].offset;
+  return layout.staged ? region : region + sources_[source_index].spans[span].skip_of(id.expert);
 }
 
 // Takes what the device has finished into the slots, and starts reads that waited for staging.
@@ -189,23 +199,21 @@ void Loader::collect(bool block) {
   } else {
     device_->poll(completions_);
   }
-  const uint32_t source_index = source_of_layer_[layer_];
-  const LayerSource& source = sources_[source_index];
+  const LayerSource& source = sources_[source_of_layer_[layer_]];
   for (ReadCompletion& completion : completions_) {
-    const SlabRead& read = reads_[completion.tag];
+    const SpanRead& read = reads_[completion.tag];
     Entry& entry = entries_[read.entry];
-    const MatrixSource& matrix = source.matrices[read.matrix];
+    const SpanSource& span = source.spans[read.span];
     if (completion.status.ok()) {
-      layers_[layer_].bytes_read += matrix.slab_bytes;
+      layers_[layer_].bytes_read += span.bytes;
       if (read.staging != kNone) {
-        const uint64_t skip = (matrix.offset + entry.expert * matrix.slab_bytes) % matrix.file->align_bytes();
-        std::memcpy(pool_->slot_data(entry.slot) + plan_.layouts[source_index].regions[read.matrix].offset,
-                    staging_memory_.data() + read.staging * plan_.staging_bytes + skip, matrix.slab_bytes);
+        std::memcpy(span_data({layer_, entry.expert}, entry.slot, read.span),
+                    staging_memory_.data() + read.staging * plan_.staging_bytes + span.skip_of(entry.expert), span.bytes);
       }
     } else if (failure_.ok()) {
       const Error& error = completion.status.error();
       failure_ = Error{error.code,
-                       fmt::format("layer {} expert {} ({}): {}", layer_, entry.expert, matrix_role_name(matrix.role), error.text),
+                       fmt::format("layer {} expert {} ({}): {}", layer_, entry.expert, matrix_names(source, read.span), error.text),
                        error.system_error};
     }
     if (read.staging != kNone) staging_free_.push_back(read.staging);
@@ -234,8 +242,9 @@ void Loader::release(uint32_t index) {
 ReadyExpert Loader::ready_expert(uint32_t index) const {
   ReadyExpert expert{.index = index};
   const LayerSource& source = sources_[source_of_layer_[layer_]];
-  for (uint32_t matrix = 0; matrix < source.matrices.size(); ++matrix) {
-    expert.slab[static_cast<size_t>(source.matrices[matrix].role)] = slab(entries_[index], matrix);
+  const ExpertId id{layer_, entries_[index].expert};
+  for (const MatrixSource& matrix : source.matrices) {
+    expert.slab[static_cast<size_t>(matrix.role)] = span_data(id, entries_[index].slot, matrix.span) + matrix.offset;
   }
   return expert;
 }
@@ -309,20 +318,18 @@ void Loader::end() {
 }
 
 Status Loader::compare_slot(ExpertId id, SlotRef slot) {
-  const uint32_t source_index = source_of_layer_[id.layer];
-  const LayerSource& source = sources_[source_index];
-  const LayerLayout& layout = plan_.layouts[source_index];
-  for (uint32_t i = 0; i < source.matrices.size(); ++i) {
-    const MatrixSource& matrix = source.matrices[i];
-    const uint64_t offset = matrix.offset + id.expert * matrix.slab_bytes;
-    const uint64_t skip = layout.staged ? 0 : offset % matrix.file->align_bytes();
-    const std::byte* held = pool_->slot_data(slot) + layout.regions[i].offset + skip;
+  const LayerSource& source = sources_[source_of_layer_[id.layer]];
+  for (const MatrixSource& matrix : source.matrices) {
+    const std::shared_ptr<const File>& file = source.spans[matrix.span].file;
+    const std::byte* held = span_data(id, slot, matrix.span) + matrix.offset;
     verify_buffer_.resize(matrix.slab_bytes);
-    if (Status status = matrix.file->read_exactly(offset, verify_buffer_.data(), matrix.slab_bytes); !status) return status;
+    if (Status status = file->read_exactly(source.slab_offset(matrix, id.expert), verify_buffer_.data(), matrix.slab_bytes); !status) {
+      return status;
+    }
     const auto [at, unused] = std::mismatch(verify_buffer_.begin(), verify_buffer_.end(), held);
     if (at != verify_buffer_.end()) {
       return make_error(ErrorCode::kBadFile, "slot {} differs from {}: layer {} expert {} ({}), byte {}", slot.slot,
-                        matrix.file->path(), id.layer, id.expert, matrix_role_name(matrix.role),
+                        file->path(), id.layer, id.expert, matrix_role_name(matrix.role),
                         at - verify_buffer_.begin());
     }
   }
@@ -356,7 +363,7 @@ void Loader::add_stats(EngineStats& stats) const {
   const DeviceStats device = device_->stats();
   stats.io_path = device_->name();
   stats.io_direct = std::all_of(sources_.begin(), sources_.end(), [](const LayerSource& source) {
-    return std::all_of(source.matrices.begin(), source.matrices.end(), [](const MatrixSource& m) { return m.file->direct(); });
+    return std::all_of(source.spans.begin(), source.spans.end(), [](const SpanSource& span) { return span.file->direct(); });
   });
   stats.io_reads += device.reads;
   stats.io_bytes += device.bytes;

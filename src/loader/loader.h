@@ -82,20 +82,20 @@ class Loader {
     uint32_t reads_left = 0;
     enum class State : uint8_t { kUnplaced, kLoading, kReady, kHanded, kReleased } state = State::kUnplaced;
   };
-  struct SlabRead {  // one matrix of one entry, waiting for a staging buffer or in flight
+  struct SpanRead {  // one span of one entry, waiting for a staging buffer or in flight
     uint32_t entry = 0;
-    uint32_t matrix = 0;
+    uint32_t span = 0;
     uint32_t staging = kNone;
   };
 
   Loader() = default;
   bool place(uint32_t entry);
   void submit_waiting();
-  void submit(SlabRead read);
+  void submit(SpanRead read);
   void collect(bool block);
   void release(uint32_t entry);
   ReadyExpert ready_expert(uint32_t entry) const;
-  const std::byte* slab(const Entry& entry, uint32_t matrix) const;
+  std::byte* span_data(ExpertId id, SlotRef slot, uint32_t span) const;
   Status compare_slot(ExpertId id, SlotRef slot);
 
   std::vector<LayerSource> sources_;
@@ -121,8 +121,8 @@ class Loader {
   Status failure_;
   std::vector<ReadyExpert> ready_;
   std::vector<uint32_t> handed_;        // entries of the last batch
-  std::deque<SlabRead> waiting_;        // for a staging buffer
-  std::vector<SlabRead> reads_;         // by tag
+  std::deque<SpanRead> waiting_;        // for a staging buffer
+  std::vector<SpanRead> reads_;         // by tag
   std::vector<ReadCompletion> completions_;
   std::vector<std::byte> verify_buffer_;
 

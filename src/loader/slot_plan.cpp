@@ -13,13 +13,13 @@ constexpr uint32_t kStagingBuffersMin = 4;
 constexpr uint32_t kStagingBuffersMax = 64;
 constexpr uint64_t kStagingShare = 16;     // staging takes at most a sixteenth of the budget
 
-// The bytes a direct read of any expert's slab covers, at most.
-uint64_t region_bytes(const MatrixSource& matrix, uint32_t n_expert) {
-  const uint64_t align = matrix.file->align_bytes();
+// The bytes a direct read of any expert's span covers, at most.
+uint64_t region_bytes(const SpanSource& span, uint32_t n_expert) {
+  const uint64_t align = span.file->align_bytes();
   uint64_t bytes_max = 0;
   for (uint32_t expert = 0; expert < n_expert; ++expert) {
-    const uint64_t begin = matrix.offset + expert * matrix.slab_bytes;
-    const uint64_t end = begin + matrix.slab_bytes;
+    const uint64_t begin = span.offset_of(expert);
+    const uint64_t end = begin + span.bytes;
     bytes_max = std::max(bytes_max, align_up(end, align) - align_down(begin, align));
   }
   return bytes_max;
@@ -28,10 +28,10 @@ uint64_t region_bytes(const MatrixSource& matrix, uint32_t n_expert) {
 uint64_t place_regions(const LayerSource& source, bool staged, std::vector<Region>& regions) {
   uint64_t offset = 0;
   regions.clear();
-  for (const MatrixSource& matrix : source.matrices) {
-    const uint64_t align = staged ? kSlabAlignBytes : std::max(kSlabAlignBytes, matrix.file->align_bytes());
+  for (const SpanSource& span : source.spans) {
+    const uint64_t align = staged ? kSlabAlignBytes : std::max(kSlabAlignBytes, span.file->align_bytes());
     offset = align_up(offset, align);
-    const uint64_t bytes = staged ? matrix.slab_bytes : region_bytes(matrix, source.n_expert);
+    const uint64_t bytes = staged ? span.bytes : region_bytes(span, source.n_expert);
     regions.push_back({offset, bytes});
     offset += bytes;
   }
@@ -40,9 +40,14 @@ uint64_t place_regions(const LayerSource& source, bool staged, std::vector<Regio
 
 }  // namespace
 
+void LayerSource::add_matrix(MatrixRole role, std::shared_ptr<const File> file, uint64_t offset, uint64_t slab_bytes) {
+  matrices.push_back({.role = role, .span = static_cast<uint32_t>(spans.size()), .offset = 0, .slab_bytes = slab_bytes});
+  spans.push_back({.file = std::move(file), .offset = offset, .stride_bytes = slab_bytes, .bytes = slab_bytes});
+}
+
 uint64_t LayerSource::record_bytes() const {
   uint64_t bytes = 0;
-  for (const MatrixSource& matrix : matrices) bytes += matrix.slab_bytes;
+  for (const SpanSource& span : spans) bytes += span.bytes;
   return bytes;
 }
 
@@ -59,15 +64,15 @@ SlotPlan plan_layout(const std::vector<LayerSource>& sources, uint32_t top_k) {
     LayerLayout layout;
     std::vector<Region> in_place;
     const uint64_t in_place_bytes = place_regions(source, false, in_place);
-    const bool direct = std::any_of(source.matrices.begin(), source.matrices.end(),
-                                    [](const MatrixSource& matrix) { return matrix.file->align_bytes() > 1; });
+    const bool direct = std::any_of(source.spans.begin(), source.spans.end(),
+                                    [](const SpanSource& span) { return span.file->align_bytes() > 1; });
     const double record_bytes = static_cast<double>(source.record_bytes());
     layout.staged = direct && static_cast<double>(in_place_bytes) > record_bytes * (1 + kPaddingMax);
     // A buffered read needs no alignment: packed regions are then in place as they are.
     const uint64_t slot_bytes = place_regions(source, layout.staged || !direct, layout.regions);
     if (layout.staged) {
-      for (const MatrixSource& matrix : source.matrices) {
-        plan.staging_bytes = std::max(plan.staging_bytes, align_up(region_bytes(matrix, source.n_expert), kSlotAlignBytes));
+      for (const SpanSource& span : source.spans) {
+        plan.staging_bytes = std::max(plan.staging_bytes, align_up(region_bytes(span, source.n_expert), kSlotAlignBytes));
       }
     }
     const auto [it, is_new] = class_of_bytes.try_emplace(slot_bytes, static_cast<uint32_t>(plan.classes.size()));
@@ -139,18 +144,26 @@ Status plan_slots(SlotPlan& plan, uint64_t budget_bytes) {
   return {};
 }
 
+LayerSource layer_source(const Catalog& catalog, const ExpertLayer& layer) {
+  LayerSource source{.layer = layer.layer, .n_expert = layer.n_expert, .spans = {}, .matrices = {}};
+  for (const ExpertSpan& span : layer.spans) {
+    source.spans.push_back({.file = catalog.files[span.file],
+                            .offset = span.offset,
+                            .stride_bytes = span.stride_bytes,
+                            .bytes = span.bytes});
+  }
+  for (const ExpertMatrix& matrix : layer.matrices) {
+    source.matrices.push_back({.role = matrix.role,
+                               .span = matrix.span,
+                               .offset = matrix.offset,
+                               .slab_bytes = matrix.shape.slab_bytes});
+  }
+  return source;
+}
+
 std::vector<LayerSource> layer_sources(const Catalog& catalog) {
   std::vector<LayerSource> sources;
-  for (const ExpertLayer& layer : catalog.expert_layers) {
-    LayerSource source{.layer = layer.layer, .n_expert = layer.n_expert, .matrices = {}};
-    for (const ExpertMatrix& matrix : layer.matrices) {
-      source.matrices.push_back({.role = matrix.role,
-                                 .file = catalog.files[matrix.range.file],
-                                 .offset = matrix.range.offset,
-                                 .slab_bytes = matrix.shape.slab_bytes});
-    }
-    sources.push_back(std::move(source));
-  }
+  for (const ExpertLayer& layer : catalog.expert_layers) sources.push_back(layer_source(catalog, layer));
   return sources;
 }
 

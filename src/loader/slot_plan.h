@@ -1,11 +1,11 @@
 // How a budget becomes slots: the layout of one expert's record inside a slot, the size classes, and how many slots
 // each class gets. Pure arithmetic; takes no memory.
 //
-// Layout   a slot holds one expert's slabs, each in a region of its own. Direct reads must start and end at multiples
-//          of the file's alignment, so a region is read from the aligned offset below the slab, and the slab starts at
-//          (offset mod alignment) inside it: the read lands in place and nothing is copied. Where that padding would
-//          cost more than kPaddingMax of the record (small experts), regions are packed and reads go through staging
-//          buffers instead, with one copy.
+// Layout   a slot holds one expert's spans (what one read brings: a matrix of a GGUF, a whole record of a pack), each in
+//          a region of its own. Direct reads must start and end at multiples of the file's alignment, so a region is
+//          read from the aligned offset below the span, and the span starts at (offset mod alignment) inside it: the
+//          read lands in place and nothing is copied. Where that padding would cost more than kPaddingMax of the record
+//          (small experts), regions are packed and reads go through staging buffers instead, with one copy.
 // Budget   covers slots and staging. Slots are shared out to the classes by the bytes of their experts; each class
 //          gets at least top-k slots, one token's working set in a layer: that is the stated minimum.
 #pragma once
@@ -22,20 +22,38 @@
 
 namespace sluice {
 
-// One streamed matrix of a layer: where expert e's slab is.
+// What one read brings of expert e: `bytes` at offset + e * stride_bytes.
+struct SpanSource {
+  std::shared_ptr<const File> file;
+  uint64_t offset = 0;
+  uint64_t stride_bytes = 0;
+  uint64_t bytes = 0;
+
+  uint64_t offset_of(uint32_t expert) const { return offset + expert * stride_bytes; }
+  // Of a direct read: where the span starts inside it.
+  uint64_t skip_of(uint32_t expert) const { return offset_of(expert) % file->align_bytes(); }
+};
+
+// One streamed matrix of a layer: where its slab lies in the span's bytes.
 struct MatrixSource {
   MatrixRole role = MatrixRole::kGate;
-  std::shared_ptr<const File> file;
-  uint64_t offset = 0;  // of expert 0's slab
+  uint32_t span = 0;
+  uint64_t offset = 0;
   uint64_t slab_bytes = 0;
 };
 
 struct LayerSource {
   uint32_t layer = 0;
   uint32_t n_expert = 0;
+  std::vector<SpanSource> spans;
   std::vector<MatrixSource> matrices;  // at most one per role
 
-  uint64_t record_bytes() const;
+  // A matrix with a span of its own, as a plain GGUF has them.
+  void add_matrix(MatrixRole role, std::shared_ptr<const File> file, uint64_t offset, uint64_t slab_bytes);
+  uint64_t slab_offset(const MatrixSource& matrix, uint32_t expert) const {
+    return spans[matrix.span].offset_of(expert) + matrix.offset;
+  }
+  uint64_t record_bytes() const;  // what is read of one expert
 };
 
 struct Region {
@@ -46,7 +64,7 @@ struct Region {
 struct LayerLayout {
   uint32_t size_class = 0;
   bool staged = false;
-  std::vector<Region> regions;  // parallel to LayerSource::matrices
+  std::vector<Region> regions;  // parallel to LayerSource::spans
 };
 
 struct ClassPlan {
@@ -76,7 +94,8 @@ SlotPlan plan_layout(const std::vector<LayerSource>& sources, uint32_t top_k);
 // Shares `budget_bytes` out. kNoMemory with wanted and given when it is below bytes_min.
 Status plan_slots(SlotPlan& plan, uint64_t budget_bytes);
 
-// The sources of a catalog's layers.
+// The source of one layer of a catalog, and of all of them.
+LayerSource layer_source(const Catalog& catalog, const ExpertLayer& layer);
 std::vector<LayerSource> layer_sources(const Catalog& catalog);
 
 }  // namespace sluice

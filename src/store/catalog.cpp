@@ -322,7 +322,6 @@ Result<ExpertMatrix> expert_matrix(const CatalogTensor& tensor, MatrixRole role,
   matrix.role = role;
   matrix.shape = {tensor.type, tensor.ne[0], tensor.ne[1], tensor.ne[2],
                   ggml_row_size(tensor.type, tensor.ne[0]) * static_cast<uint64_t>(tensor.ne[1])};
-  matrix.range = tensor.range;
   SLUICE_ASSERT(matrix.shape.total_bytes() == tensor.range.bytes, "{}: {} bytes, experts add up to {}", tensor.name,
                 tensor.range.bytes, matrix.shape.total_bytes());
   return matrix;
@@ -337,7 +336,7 @@ const ExpertMatrix* find_matrix(const ExpertLayer& layer, MatrixRole role) {
 
 // That the matrices make up an FFN: hidden -> ff by gate and up (or both at once), ff -> hidden by down.
 Status check_expert_layer(const ExpertLayer& layer, const Catalog& catalog) {
-  const std::string& path = catalog.files[layer.matrices.front().range.file]->path();
+  const std::string& path = catalog.files[layer.spans.front().file]->path();
   const auto refuse = [&](const std::string& what) { return bad_file(path, "layer {}: {}", layer.layer, what); };
   if (layer.layer >= catalog.n_layer) return refuse(fmt::format("has experts, but block_count is {}", catalog.n_layer));
   if (layer.n_expert > catalog.n_expert) {
@@ -385,7 +384,7 @@ Status group_experts(Catalog& catalog) {
     sum = *added;
     if (!name) continue;
 
-    const auto matrix = expert_matrix(tensor, name->role, path);
+    auto matrix = expert_matrix(tensor, name->role, path);
     if (!matrix) return matrix.error();
     ExpertLayer& layer = layers[name->layer];
     if (find_matrix(layer, name->role) != nullptr) {
@@ -393,6 +392,11 @@ Status group_experts(Catalog& catalog) {
     }
     layer.layer = name->layer;
     if (layer.matrices.empty()) layer.n_expert = static_cast<uint32_t>(matrix->shape.n_expert);
+    matrix->span = static_cast<uint32_t>(layer.spans.size());
+    layer.spans.push_back({.file = tensor.range.file,
+                           .offset = tensor.range.offset,
+                           .stride_bytes = matrix->shape.slab_bytes,
+                           .bytes = matrix->shape.slab_bytes});
     layer.matrices.push_back(*matrix);
   }
   for (const CatalogTensor& tensor : catalog.tensors) {
@@ -416,6 +420,28 @@ uint64_t ExpertLayer::record_bytes() const {
   uint64_t bytes = 0;
   for (const ExpertMatrix& matrix : matrices) bytes += matrix.shape.slab_bytes;
   return bytes;
+}
+
+FileRange ExpertLayer::slab_range(const ExpertMatrix& matrix, uint32_t expert) const {
+  const ExpertSpan& span = spans[matrix.span];
+  return {span.file, span.offset + expert * span.stride_bytes + matrix.offset, matrix.shape.slab_bytes};
+}
+
+Status Catalog::read_experts(const ExpertLayer& layer, const ExpertMatrix& matrix, uint64_t offset, void* destination,
+                             uint64_t bytes) const {
+  SLUICE_ASSERT(offset <= matrix.shape.total_bytes() && bytes <= matrix.shape.total_bytes() - offset,
+                "{} bytes at {} of {}", bytes, offset, matrix.shape.total_bytes());
+  auto* to = static_cast<std::byte*>(destination);
+  while (bytes > 0) {
+    const uint64_t inside = offset % matrix.shape.slab_bytes;
+    const uint64_t step = std::min(bytes, matrix.shape.slab_bytes - inside);
+    const FileRange slab = layer.slab_range(matrix, static_cast<uint32_t>(offset / matrix.shape.slab_bytes));
+    if (Status status = files[slab.file]->read_exactly(slab.offset + inside, to, step); !status) return status;
+    to += step;
+    offset += step;
+    bytes -= step;
+  }
+  return {};
 }
 
 Result<Catalog> Catalog::open(const std::string& path, DirectMode mode) {

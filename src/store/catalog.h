@@ -37,20 +37,31 @@ struct CatalogTensor {
   FileRange range;
 };
 
+// What one read brings of an expert: `bytes` at offset + expert * stride_bytes. A plain GGUF has a span for each matrix.
+struct ExpertSpan {
+  uint32_t file = 0;  // index into Catalog::files
+  uint64_t offset = 0;
+  uint64_t stride_bytes = 0;
+  uint64_t bytes = 0;
+};
+
 struct ExpertMatrix {
   MatrixRole role = MatrixRole::kGate;
   ExpertTensorShape shape;
-  FileRange range;  // of the whole tensor; expert e's slab is at range.offset + e * shape.slab_bytes
+  uint32_t span = 0;    // index into ExpertLayer::spans
+  uint64_t offset = 0;  // of the slab in the span's bytes
 };
 
 // The routed experts of one layer. Matrices are ordered by role.
 struct ExpertLayer {
   uint32_t layer = 0;
   uint32_t n_expert = 0;
+  std::vector<ExpertSpan> spans;
   std::vector<ExpertMatrix> matrices;
   std::vector<std::string> side_tensors;
 
   uint64_t record_bytes() const;  // one expert: all its slabs
+  FileRange slab_range(const ExpertMatrix& matrix, uint32_t expert) const;
 };
 
 struct Catalog {
@@ -70,6 +81,10 @@ struct Catalog {
   uint64_t dense_bytes = 0;  // everything else, side tensors included
 
   bool is_moe() const { return !expert_layers.empty(); }
+
+  // Blocking read of a part of one matrix's tensor, all experts side by side as a GGUF has them.
+  Status read_experts(const ExpertLayer& layer, const ExpertMatrix& matrix, uint64_t offset, void* destination,
+                      uint64_t bytes) const;
 };
 
 }  // namespace sluice

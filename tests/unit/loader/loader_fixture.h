@@ -23,7 +23,7 @@ struct TestModel {
 
   std::vector<uint8_t> slab(size_t source, size_t matrix, uint32_t expert) const {
     const MatrixSource& m = sources[source].matrices[matrix];
-    const auto begin = bytes.begin() + static_cast<std::ptrdiff_t>(m.offset + expert * m.slab_bytes);
+    const auto begin = bytes.begin() + static_cast<std::ptrdiff_t>(sources[source].slab_offset(m, expert));
     return {begin, begin + static_cast<std::ptrdiff_t>(m.slab_bytes)};
   }
 };
@@ -38,11 +38,11 @@ inline std::unique_ptr<TestModel> make_test_model(const std::vector<uint64_t>& s
   model->path = path;
   uint64_t size = 1000;
   for (uint32_t layer = 0; layer < slab_bytes.size(); ++layer) {
-    LayerSource source{.layer = first_layer + 2 * layer, .n_expert = n_expert, .matrices = {}};  // not every layer has experts
+    LayerSource source{.layer = first_layer + 2 * layer, .n_expert = n_expert, .spans = {}, .matrices = {}};  // not every layer has experts
     for (const MatrixRole role : {MatrixRole::kGate, MatrixRole::kUp, MatrixRole::kDown}) {
       const uint64_t bytes = role == MatrixRole::kDown ? slab_bytes[layer] * 4 / 3 : slab_bytes[layer];
       size = align_up(size, 32);
-      source.matrices.push_back({.role = role, .file = nullptr, .offset = size, .slab_bytes = bytes});
+      source.add_matrix(role, nullptr, size, bytes);
       size += bytes * n_expert;
     }
     model->sources.push_back(source);
@@ -61,7 +61,7 @@ inline std::unique_ptr<TestModel> make_test_model(const std::vector<uint64_t>& s
   auto opened = File::open(path, mode);
   EXPECT_TRUE(opened.ok()) << opened.error().message();
   for (LayerSource& source : model->sources) {
-    for (MatrixSource& matrix : source.matrices) matrix.file = *opened;
+    for (SpanSource& span : source.spans) span.file = *opened;
   }
   return model;
 }

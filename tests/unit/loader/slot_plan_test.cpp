@@ -18,11 +18,11 @@ TEST(SlotPlan, BufferedReadsNeedNoPadding) {
 
 TEST(SlotPlan, SmallExpertsGoThroughStagingAndLargeOnesDoNot) {
   const auto model = make_test_model({3000, 300000}, 16, DirectMode::kAuto);
-  if (!model->sources[0].matrices[0].file->direct()) GTEST_SKIP() << "no direct reads here";
+  if (!model->sources[0].spans[0].file->direct()) GTEST_SKIP() << "no direct reads here";
   const SlotPlan plan = plan_layout(model->sources, 4);
   EXPECT_TRUE(plan.layouts[0].staged);
   EXPECT_FALSE(plan.layouts[1].staged);
-  const uint64_t align = model->sources[0].matrices[0].file->align_bytes();
+  const uint64_t align = model->sources[0].spans[0].file->align_bytes();
   for (const Region& region : plan.layouts[1].regions) {
     EXPECT_EQ(region.offset % align, 0u);
     EXPECT_EQ(region.bytes % align, 0u);

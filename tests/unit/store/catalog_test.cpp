@@ -90,7 +90,7 @@ TEST_F(CatalogTest, PlainModel) {
   const ExpertTensorShape down = {GGML_TYPE_Q8_0, kFf, kHidden, 4, 34 * kHidden};
   EXPECT_EQ(layer.matrices[2].shape, down);
   EXPECT_EQ(layer.record_bytes(), 2 * 2 * 18 * kFf + 34 * kHidden);
-  EXPECT_EQ(layer.matrices[2].range.bytes, down.total_bytes());
+  EXPECT_EQ(layer.spans[2].bytes * layer.n_expert, down.total_bytes());
 }
 
 TEST_F(CatalogTest, AlignmentOtherThanTheDefault) {

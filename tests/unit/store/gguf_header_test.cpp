@@ -221,9 +221,10 @@ TEST_F(GgufHeaderTest, CutAnywhere) {
   std::vector<uint64_t> cuts = {0, 3, 4, 8, 16, 23, first.offset - 1, first.offset, first.offset + 1, data_end - 1};
   for (const ExpertLayer& layer : catalog->expert_layers) {
     for (const ExpertMatrix& matrix : layer.matrices) {
-      cuts.push_back(matrix.range.offset);
-      cuts.push_back(matrix.range.offset + matrix.shape.slab_bytes);
-      cuts.push_back(matrix.range.offset + matrix.range.bytes - 1);
+      const uint64_t begin = layer.slab_range(matrix, 0).offset;
+      cuts.push_back(begin);
+      cuts.push_back(begin + matrix.shape.slab_bytes);
+      cuts.push_back(begin + matrix.shape.total_bytes() - 1);
     }
   }
   for (uint64_t cut = 24; cut < first.offset; cut += 7) cuts.push_back(cut);

@@ -66,8 +66,8 @@ TEST_F(SplitModelTest, ExpertsOfOneLayerMayLieInSeveralParts) {
       Catalog::open(part_path(prefix(), 1, static_cast<uint32_t>(model.tensors.size())), DirectMode::kOff);
   ASSERT_TRUE(catalog.ok()) << catalog.error().message();
   const ExpertLayer& layer = catalog->expert_layers.front();
-  EXPECT_NE(layer.matrices[0].range.file, layer.matrices[1].range.file);
-  EXPECT_NE(layer.matrices[1].range.file, layer.matrices[2].range.file);
+  EXPECT_NE(layer.spans[0].file, layer.spans[1].file);
+  EXPECT_NE(layer.spans[1].file, layer.spans[2].file);
 }
 
 TEST_F(SplitModelTest, PartsMayHoldNoTensorsOrAnotherAlignment) {
