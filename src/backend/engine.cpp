@@ -44,6 +44,7 @@ constexpr Setting kSettings[] = {
        o.trace_path = v;
        return Status();
      }},
+    {"verify_reads", [](EngineOptions& o, const std::string& v) { return assign(o.verify_reads, parse_switch("verify_reads", v)); }},
     {"verify_slots", [](EngineOptions& o, const std::string& v) { return assign(o.verify_slots, parse_switch("verify_slots", v)); }},
 };
 

@@ -24,6 +24,7 @@ struct EngineOptions {
   DirectMode direct = DirectMode::kAuto;
   PolicyKind policy = PolicyKind::kLfru;
   bool verify_slots = false;  // compare slots with the store while running
+  bool verify_reads = false;  // compare reads with the pack's checksums
   std::string trace_path;     // a routing trace is written there; empty: none
 };
 

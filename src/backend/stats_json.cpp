@@ -41,6 +41,7 @@ nlohmann::json engine_stats_json(const EngineStats& stats) {
   };
   json["prefetch"] = nlohmann::json::object();
   json["time"] = {{"route_sync_s", stats.route_sync_s}, {"stall_s", stats.stall_s}, {"compute_s", stats.compute_s}};
+  json["verified"] = {{"slots", stats.verified_slots}, {"reads", stats.verified_reads}};
   json["memory"] = {{"pool_bytes", stats.pool_bytes}};
   json["layers"] = std::move(layers);
   return json;

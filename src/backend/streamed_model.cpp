@@ -47,31 +47,56 @@ StreamedTensor* StreamedModel::add_tensor(const ggml_tensor* tensor, ExpertTenso
   description->owner = this;
   description->name = tensor->name;
   description->shape = {tensor->type, tensor->ne[0], tensor->ne[1], tensor->ne[2], tensor->nb[2]};
-  if (catalog_) {
-    for (const ExpertLayer& layer : catalog_->expert_layers) {
-      if (layer.layer != name.layer) continue;
-      for (const ExpertMatrix& matrix : layer.matrices) {
-        if (matrix.role != name.role || !(matrix.shape == description->shape)) continue;
-        description->source = SourceKind::kFile;
-        description->catalog_layer = &layer;
-        description->catalog_matrix = &matrix;
-        description->trusted = true;
-      }
-    }
-  } else if (mapped) {
+  if (mapped) {
     if (const auto found = finder_.find_mapping(tensor->data)) {
       description->source = SourceKind::kFile;
       description->file = found->file;
       description->offset = found->offset;
       description->trusted = true;
       description->mapped = static_cast<const std::byte*>(tensor->data);
-    } else {
+      adopt_pack(*found->file);
+    } else if (!catalog_) {
       // Mapped from something that is no file we can open: the mapping itself is the memory.
       description->source = SourceKind::kMemory;
       description->resident = static_cast<const std::byte*>(tensor->data);
     }
   }
+  if (catalog_) describe_from_catalog(*description);
   return (tensors_[{name.layer, name.role}] = std::move(description)).get();
+}
+
+// Where the catalog says that a tensor's bytes are; nowhere, if it knows no such tensor.
+void StreamedModel::describe_from_catalog(StreamedTensor& tensor) const {
+  tensor.source = SourceKind::kUnknown;
+  for (const ExpertLayer& layer : catalog_->expert_layers) {
+    if (layer.layer != tensor.layer) continue;
+    for (const ExpertMatrix& matrix : layer.matrices) {
+      if (matrix.role != tensor.role || !(matrix.shape == tensor.shape)) continue;
+      tensor.source = SourceKind::kFile;
+      tensor.catalog_layer = &layer;
+      tensor.catalog_matrix = &matrix;
+      tensor.trusted = true;
+    }
+  }
+}
+
+// A stock tool that loads a pack's model.gguf maps or reads holes: the pack's catalog says where the experts are. A pack
+// that cannot be opened fails the model, for there are no other bytes.
+void StreamedModel::adopt_pack(const File& file) {
+  if (catalog_ || &file == looked_at_ || state_ == State::kFailed) return;
+  looked_at_ = &file;
+  const auto is_pack = is_pack_model(file);
+  if (!is_pack || !*is_pack) return;
+  auto catalog = Catalog::open(file.path(), options_.direct);
+  if (!catalog) {
+    failure_ = catalog.error();
+    state_ = State::kFailed;
+    log_error("{}", failure_.error().message());
+    return;
+  }
+  catalog_ = std::make_shared<const Catalog>(std::move(*catalog));
+  adopted_ = true;
+  log_info("{} is a pack of layout {}", file.path(), pack_layout_name(catalog_->pack->layout));
 }
 
 void StreamedModel::receive(StreamedTensor& tensor, const ggml_tensor* ggml, const void* data, uint64_t offset, uint64_t bytes,
@@ -83,6 +108,9 @@ void StreamedModel::receive(StreamedTensor& tensor, const ggml_tensor* ggml, con
       tensor.source = SourceKind::kFile;
       tensor.file = found->file;
       tensor.offset = found->offset;
+      adopt_pack(*found->file);
+      if (catalog_) describe_from_catalog(tensor);
+      if (tensor.trusted || state_ == State::kFailed) return;
     } else {
       keep_in_memory(tensor, memory);
     }
@@ -206,11 +234,15 @@ Status StreamedModel::finish_locked() {
     source.add_matrix(role, tensor->file, tensor->offset, tensor->shape.slab_bytes);
   }
   if (sources.empty()) return {};  // everything is kept in memory
+  if (catalog_ && catalog_->pack && catalog_->pack->layout == PackLayout::kNative) {
+    if (Status status = use_native_layout(); !status) return status;
+  }
 
   uint32_t top_k = kTopKUnknown;
   uint64_t dense_bytes = 0;  // that a stock tool has mapped: page cache, which counts as available and must stay
   if (catalog_) {
     top_k = catalog_->n_expert_used;
+    if (adopted_) dense_bytes = catalog_->dense_bytes;
   } else if (const auto found = Catalog::open(file->path(), DirectMode::kOff)) {
     top_k = found->n_expert_used;
     dense_bytes = found->dense_bytes;
@@ -224,7 +256,8 @@ Status StreamedModel::finish_locked() {
   auto device = open_device(options_.io);
   if (!device) return device.error();
   auto loader = Loader::create(std::move(sources), std::move(device).value(),
-                               {.budget_bytes = *budget, .top_k = top_k, .policy = options_.policy, .verify_slots = options_.verify_slots});
+                               {.budget_bytes = *budget, .top_k = top_k, .policy = options_.policy,
+                                .verify_slots = options_.verify_slots, .verify_reads = options_.verify_reads});
   if (!loader) return loader.error();
   loader_ = std::move(loader).value();
   drop_mapped_pages();
@@ -233,6 +266,24 @@ Status StreamedModel::finish_locked() {
   log_line(LogLevel::kInfo, fmt::format("streaming {} of experts through {} slots ({}), {}{}", format_bytes(plan.expert_bytes),
                                         stats.slots, format_bytes(stats.pool_bytes), stats.io_path,
                                         stats.io_direct ? ", direct" : ", buffered"));
+  return {};
+}
+
+// The pack's matrices are for certain kernels: ours, or another machine's.
+Status StreamedModel::use_native_layout() {
+  auto native = NativeLayout::create();
+  if (!native) return native.error();
+  const std::string& path = catalog_->files.back()->path();
+  if ((*native)->tag() != catalog_->pack->native_tag) {
+    return make_error(ErrorCode::kUnsupported,
+                      "{}: this native pack is for '{}', here it is '{}'; pack the model again (sluice pack MODEL OUT --layout native), or "
+                      "use layout raw",
+                      path, catalog_->pack->native_tag, (*native)->tag());
+  }
+  native_ = std::move(*native);
+  for (const auto& [key, tensor] : tensors_) {
+    if (tensor->catalog_matrix != nullptr && tensor->catalog_matrix->native) tensor->native = native_.get();
+  }
   return {};
 }
 

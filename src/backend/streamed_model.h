@@ -2,8 +2,8 @@
 // their sources are settled, then a loader is made, and MoE blocks are computed until the model is freed.
 //
 // States   collecting -> (finish) -> ready | failed.
-// Sources  a tensor's bytes come from a catalog (our own program), from a file range that was found (plugin), or, when
-//          no file is certain, they are kept in memory and counted against the budget.
+// Sources  a tensor's bytes come from a catalog (our own program; a pack in any), from a file range that was found
+//          (plugin), or, when no file is certain, they are kept in memory and counted against the budget.
 // Owns     its tensors' descriptions (ggml_tensor::extra points at them), the loader.
 // Errors   finish: kNoMemory for a budget below the minimum. compute_block: whatever the loader or executor said.
 // Threads  thread-safe: a lock is held while tensors are added, while finishing, and for each block.
@@ -21,6 +21,7 @@
 #include "loader/loader.h"
 #include "moe/cpu_executor.h"
 #include "moe/moe_block.h"
+#include "moe/native_layout.h"
 #include "moe/routing.h"
 #include "store/expert_tensor.h"
 #include "trace/routing_trace.h"
@@ -78,16 +79,22 @@ class StreamedModel {
   Result<uint64_t> resolve_budget(const SlotPlan& plan, uint64_t dense_bytes) const;
   void keep_in_memory(StreamedTensor& tensor, std::byte* memory);
   void drop_mapped_pages();
+  void describe_from_catalog(StreamedTensor& tensor) const;
+  void adopt_pack(const File& file);
+  Status use_native_layout();
   const StreamedTensor* find(uint32_t layer, MatrixRole role) const;
   std::string model_path() const;
 
   mutable std::mutex mutex_;
   EngineOptions options_;
   std::shared_ptr<const Catalog> catalog_;
+  bool adopted_ = false;              // the catalog was found behind a stock tool's file, not given
+  const File* looked_at_ = nullptr;   // the last file that was asked whether it is a pack's
   SourceFinder finder_;
   State state_ = State::kCollecting;
   Status failure_;
   std::map<std::pair<uint32_t, MatrixRole>, std::unique_ptr<StreamedTensor>> tensors_;
+  std::unique_ptr<NativeLayout> native_;  // for a pack of that layout
   std::unique_ptr<Loader> loader_;
   std::unique_ptr<RoutingTraceWriter> trace_;
   uint32_t trace_top_k_ = 0;

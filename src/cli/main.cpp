@@ -9,6 +9,7 @@
 
 #include "backend/engine.h"
 #include "cli/inspect_command.h"
+#include "cli/pack_command.h"
 #include "cli/replay_command.h"
 #include "cli/run_command.h"
 #include "ggml.h"
@@ -40,6 +41,8 @@ int main(int argc, char** argv) {
   app.footer("'sluice COMMAND --help' shows a command's flags and examples.");
   sluice::add_run_command(app, exit_code);
   sluice::add_inspect_command(app, exit_code);
+  sluice::add_pack_command(app, exit_code);
+  sluice::add_verify_command(app, exit_code);
   sluice::add_replay_command(app, exit_code);
   try {
     app.parse(argc, argv);

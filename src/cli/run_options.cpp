@@ -99,6 +99,7 @@ void add_run_options(CLI::App& command, RunOptions& options) {
       ->group(memory);
   add_parsed(command, "--policy", options.policy, parse_policy, "lru|lfu|lfru|s3fifo", "which expert gives up its slot")
       ->group(memory);
+  command.add_flag("--verify-reads", options.verify_reads, "compare what is read with the checksums of a pack")->group(memory);
   command
       .add_flag("--verify-slots", options.verify_slots, "compare experts in memory with the file while running (slow)")
       ->group(memory);
@@ -156,6 +157,7 @@ EngineOptions engine_options_with_flags(const EngineOptions& environment, const 
   if (options.io) engine.io.path = *options.io;
   if (options.direct) engine.direct = *options.direct;
   if (options.policy) engine.policy = *options.policy;
+  if (options.verify_reads) engine.verify_reads = true;
   if (options.verify_slots) engine.verify_slots = true;
   if (!options.trace_path.empty()) engine.trace_path = options.trace_path;
   return engine;

@@ -43,6 +43,7 @@ struct RunOptions {
   std::optional<IoPath> io;
   std::optional<DirectMode> direct;
   std::optional<PolicyKind> policy;
+  bool verify_reads = false;
   bool verify_slots = false;
 
   std::string stats_path;

@@ -33,6 +33,11 @@ Result<std::unique_ptr<Loader>> Loader::create(std::vector<LayerSource> sources,
   loader->options_ = options;
   loader->plan_ = plan_layout(sources, options.top_k);
   if (Status status = plan_slots(loader->plan_, options.budget_bytes); !status) return status.error();
+  for (const LayerSource& source : sources) {
+    if (!options.verify_reads || source.checksums) continue;
+    return make_error(ErrorCode::kBadArgument, "verify_reads: {} has no checksums; a pack of it has (sluice pack)",
+                      source.spans.front().file->path());
+  }
 
   PoolSpec spec{.policy = options.policy, .poison_released_slots = options.poison_released_slots};
   for (const ClassPlan& size_class : loader->plan_.classes) spec.classes.push_back({size_class.slot_bytes, size_class.n_slot});
@@ -210,7 +215,9 @@ void Loader::collect(bool block) {
         std::memcpy(span_data({layer_, entry.expert}, entry.slot, read.span),
                     staging_memory_.data() + read.staging * plan_.staging_bytes + span.skip_of(entry.expert), span.bytes);
       }
-    } else if (failure_.ok()) {
+      if (options_.verify_reads) completion.status = compare_read(entry, read.span);
+    }
+    if (!completion.status.ok() && failure_.ok()) {
       const Error& error = completion.status.error();
       failure_ = Error{error.code,
                        fmt::format("layer {} expert {} ({}): {}", layer_, entry.expert, matrix_names(source, read.span), error.text),
@@ -333,6 +340,22 @@ Status Loader::compare_slot(ExpertId id, SlotRef slot) {
                         at - verify_buffer_.begin());
     }
   }
+  ++verified_slots_;
+  return {};
+}
+
+// What has arrived of an entry's expert against the checksums that came with the files.
+Status Loader::compare_read(const Entry& entry, uint32_t span) {
+  const LayerSource& source = sources_[source_of_layer_[layer_]];
+  for (size_t i = 0; i < source.matrices.size(); ++i) {
+    const MatrixSource& matrix = source.matrices[i];
+    if (matrix.span != span) continue;
+    const std::byte* slab = span_data({layer_, entry.expert}, entry.slot, span) + matrix.offset;
+    if (pack_checksum(slab, matrix.slab_bytes) == (*source.checksums)[entry.expert * source.matrices.size() + i]) continue;
+    return make_error(ErrorCode::kBadFile, "{}: {} bytes at {} ({}) differ from their checksum", source.spans[span].file->path(),
+                      matrix.slab_bytes, source.slab_offset(matrix, entry.expert), matrix_role_name(matrix.role));
+  }
+  ++verified_reads_;
   return {};
 }
 
@@ -371,6 +394,8 @@ void Loader::add_stats(EngineStats& stats) const {
   stats.io_errors += device.errors;
   stats.io_seconds += seconds_of(device.busy_ns);
   stats.stall_s += seconds_of(stall_ns_);
+  stats.verified_slots += verified_slots_;
+  stats.verified_reads += verified_reads_;
 }
 
 }  // namespace sluice

@@ -13,7 +13,8 @@
 //
 // Units    time in ns; bytes.
 // Owns     pool, staging, device.
-// Errors   start: kBadArgument for an expert id outside the layer (nothing is read then). next: the first read error;
+// Errors   create: kNoMemory for a budget below the smallest; kBadArgument for verify_reads without checksums.
+//          start: kBadArgument for an expert id outside the layer (nothing is read then). next: the first read error;
 //          the failed slot is empty again, the demand is over, other demands go on.
 // Threads  one Demand at a time: the caller holds the model's lock while it lives. Threads exist only inside the device.
 // Cost     no allocation in a steady state: all lists keep their capacity.
@@ -39,7 +40,8 @@ struct LoaderOptions {
   uint64_t budget_bytes = 0;
   uint32_t top_k = 1;
   PolicyKind policy = PolicyKind::kLfru;
-  bool verify_slots = false;           // every slot that is handed out is compared with the file first (M11)
+  bool verify_slots = false;           // every slot that is handed out is compared with the file first
+  bool verify_reads = false;           // every read is compared with the files' checksums
   bool poison_released_slots = false;  // for tests
 };
 
@@ -97,6 +99,7 @@ class Loader {
   ReadyExpert ready_expert(uint32_t entry) const;
   std::byte* span_data(ExpertId id, SlotRef slot, uint32_t span) const;
   Status compare_slot(ExpertId id, SlotRef slot);
+  Status compare_read(const Entry& entry, uint32_t span);
 
   std::vector<LayerSource> sources_;
   std::vector<uint32_t> source_of_layer_;
@@ -128,6 +131,8 @@ class Loader {
 
   std::vector<ExpertCounters> layers_;
   int64_t stall_ns_ = 0;
+  uint64_t verified_slots_ = 0;
+  uint64_t verified_reads_ = 0;
 };
 
 }  // namespace sluice

@@ -145,7 +145,7 @@ Status plan_slots(SlotPlan& plan, uint64_t budget_bytes) {
 }
 
 LayerSource layer_source(const Catalog& catalog, const ExpertLayer& layer) {
-  LayerSource source{.layer = layer.layer, .n_expert = layer.n_expert, .spans = {}, .matrices = {}};
+  LayerSource source{.layer = layer.layer, .n_expert = layer.n_expert, .spans = {}, .matrices = {}, .checksums = layer.checksums};
   for (const ExpertSpan& span : layer.spans) {
     source.spans.push_back({.file = catalog.files[span.file],
                             .offset = span.offset,

@@ -47,6 +47,8 @@ struct LayerSource {
   uint32_t n_expert = 0;
   std::vector<SpanSource> spans;
   std::vector<MatrixSource> matrices;  // at most one per role
+  // Of each slab, [n_expert][matrices]; null where the files have none.
+  std::shared_ptr<const std::vector<uint64_t>> checksums;
 
   // A matrix with a span of its own, as a plain GGUF has them.
   void add_matrix(MatrixRole role, std::shared_ptr<const File> file, uint64_t offset, uint64_t slab_bytes);

@@ -5,6 +5,8 @@
 #include <atomic>
 #include <cstring>
 
+#include "moe/native_layout.h"
+
 namespace sluice {
 
 namespace {
@@ -19,7 +21,12 @@ constexpr int64_t kChunkRowsMin = 16;        // a cache line of results, so that
 
 uint64_t row_bytes(ggml_type type, int64_t n) { return ggml_row_size(type, n); }
 
-ggml_type dot_type(const ggml_tensor* weight) { return ggml_get_type_traits_cpu(weight->type)->vec_dot_type; }
+// What the products of a matrix want their input rows as. Repacked kernels convert by themselves.
+ggml_type input_type(const ggml_tensor* weight, const ExpertWeight& description) {
+  return description.native != nullptr ? GGML_TYPE_F32 : ggml_get_type_traits_cpu(weight->type)->vec_dot_type;
+}
+
+const ExpertWeight& description_of(const ggml_tensor* weight) { return *static_cast<const ExpertWeight*>(weight->extra); }
 
 // Rows of floats to rows of another type.
 struct ConvertTask {
@@ -204,8 +211,7 @@ Status CpuExecutor::begin_block(const MoeBlock& block, const Routing& routing) {
 
   {
     Group group(graph_memory_, block_arena_);
-    const auto convert_for = [&](const ggml_tensor* weight) {
-      const ggml_type type = dot_type(weight);
+    const auto convert_for = [&](ggml_type type) {
       for (const Converted& input : inputs_) {
         if (input.type == type) return;
       }
@@ -225,8 +231,8 @@ Status CpuExecutor::begin_block(const MoeBlock& block, const Routing& routing) {
       group.add_custom(run_convert, task);
       inputs_.push_back(input);
     };
-    for (const ggml_tensor* node : block.first) convert_for(node->src[0]);
-    if (block.first.empty()) convert_for(block.down->src[0]);
+    for (const ggml_tensor* node : block.first) convert_for(input_type(node->src[0], description_of(node->src[0])));
+    if (block.first.empty()) convert_for(input_type(block.down->src[0], *block.weight));
     if (Status status = run_graph(group.graph); !status) return status;
   }
   // Each operand is copied as soon as it is there: the memory of one may be the result's of an outside node that stands
@@ -349,7 +355,6 @@ Status CpuExecutor::compute_group(std::span<const ReadyExpert> experts) {
     }
   }
   const size_t first_many_row = many_.empty() ? rows_.size() : many_.front().first_row;
-  const size_t n_many_row = rows_.size() - first_many_row;
   const int64_t n_row = static_cast<int64_t>(rows_.size());
 
   const auto input_row = [&](const Converted& input, uint32_t row) {
@@ -388,32 +393,43 @@ Status CpuExecutor::compute_group(std::span<const ReadyExpert> experts) {
     return ProductsTask{.products = arena.take_array<Product>(few_.size() * n_matrix), .n_product = 0, .n_chunk = 0};
   };
 
-  // Many rows: ggml's MUL_MAT_ID with one matrix, from rows that lie side by side to rows that do.
-  int32_t* zeros = arena.take_array<int32_t>(std::max<size_t>(n_many_row, 1));
-  std::memset(zeros, 0, n_many_row * sizeof(int32_t));
-  const auto add_delegates = [&](const ggml_tensor* node, MatrixRole role, ggml_type in_type, std::byte* in, float* out) {
+  // Many rows, or a native layout: ggml's MUL_MAT_ID with one matrix, from rows that lie at equal distances to rows that
+  // lie side by side. `in` and `out` are those of the group's row `base`, the first that is delegated.
+  int32_t* zeros = arena.take_array<int32_t>(std::max<size_t>(rows_.size(), 1));
+  std::memset(zeros, 0, rows_.size() * sizeof(int32_t));
+  const auto base_of = [&](const ExpertWeight& description) { return description.native != nullptr ? 0 : first_many_row; };
+  const auto add_delegates = [&](const ggml_tensor* node, const ExpertWeight& description, ggml_type in_type, const std::byte* in,
+                                 uint64_t in_stride, float* out) {
     const ggml_tensor* weight = node->src[0];
-    const uint64_t in_row_bytes = row_bytes(in_type, weight->ne[0]);
-    for (const GroupExpert& entry : many_) {
-      const size_t offset = entry.first_row - first_many_row;
+    const auto add = [&](const GroupExpert& entry) {
+      const size_t offset = entry.first_row - base_of(description);
       const int64_t n = static_cast<int64_t>(entry.n_row);
-      std::byte* slab = const_cast<std::byte*>(entry.expert->slab[static_cast<size_t>(role)]);
+      std::byte* slab = const_cast<std::byte*>(entry.expert->slab[static_cast<size_t>(description.role)]);
       ggml_tensor* matrix = group.tensor(weight->type, weight->ne[0], weight->ne[1], 1, slab);
-      ggml_tensor* input = group.tensor(in_type, weight->ne[0], 1, n, in + offset * in_row_bytes);
+      if (description.native != nullptr) {
+        const bool native = description.native->make_native(matrix);
+        SLUICE_ASSERT(native, "{}: no native layout", weight->name);
+      }
+      ggml_tensor* input = group.tensor(in_type, weight->ne[0], 1, n, const_cast<std::byte*>(in + offset * in_stride));
+      input->nb[1] = input->nb[2] = in_stride;
+      input->nb[3] = in_stride * static_cast<size_t>(n);
       ggml_tensor* product = ggml_mul_mat_id(group.ctx, matrix, input, group.tensor(GGML_TYPE_I32, 1, n, 1, zeros));
       product->data = out + static_cast<int64_t>(offset) * weight->ne[1];
       std::memcpy(product->op_params, node->op_params, sizeof(product->op_params));
       group.add(product);
-    }
+    };
+    if (description.native != nullptr) std::for_each(few_.begin(), few_.end(), add);
+    std::for_each(many_.begin(), many_.end(), add);
   };
-  const auto gather_input = [&](const Converted& input) {
-    auto* gathered = static_cast<std::byte*>(arena.take(n_many_row * input.row_bytes));
-    auto* task = new (arena.take(sizeof(CopyRowsTask))) CopyRowsTask{.from = arena.take_array<const std::byte*>(n_many_row),
-                                                                     .to = arena.take_array<std::byte*>(n_many_row),
-                                                                     .n_row = static_cast<int64_t>(n_many_row),
+  const auto gather_input = [&](const Converted& input, size_t base) {
+    const size_t n = rows_.size() - base;
+    auto* gathered = static_cast<std::byte*>(arena.take(n * input.row_bytes));
+    auto* task = new (arena.take(sizeof(CopyRowsTask))) CopyRowsTask{.from = arena.take_array<const std::byte*>(n),
+                                                                     .to = arena.take_array<std::byte*>(n),
+                                                                     .n_row = static_cast<int64_t>(n),
                                                                      .bytes = input.row_bytes};
-    for (size_t i = 0; i < n_many_row; ++i) {
-      task->from[i] = input_row(input, rows_[first_many_row + i]);
+    for (size_t i = 0; i < n; ++i) {
+      task->from[i] = input_row(input, rows_[base + i]);
       task->to[i] = gathered + i * input.row_bytes;
     }
     group.add_custom(run_copy_rows, task);
@@ -421,60 +437,74 @@ Status CpuExecutor::compute_group(std::span<const ReadyExpert> experts) {
   };
 
   const ggml_tensor* down_weight = block_->down->src[0];
-  const ggml_type down_type = dot_type(down_weight);
+  const ExpertWeight& down_description = *block_->weight;
+  const ggml_type down_type = input_type(down_weight, down_description);
+  const size_t down_base = base_of(down_description);
+  const bool down_delegates = down_base < rows_.size();
   ProductsTask first_task = new_task(std::max<size_t>(block_->first.size(), 1));
   ProductsTask down_task = new_task(1);
   ConvertTask convert;
-  std::byte* down_in = nullptr;  // of the rows of many_
+  const std::byte* down_in = nullptr;  // of the rows from down_base on
+  uint64_t down_in_stride = row_bytes(down_type, down_weight->ne[0]);
   const auto down_out = [&](size_t i) { return reinterpret_cast<float*>(down_row(rows_[i])); };
   if (block_->first.empty()) {
     const Converted& input = converted_input(down_type);
-    add_products(down_task, down_weight, block_->weight->role, [&](size_t i) { return input_row(input, rows_[i]); }, down_out);
-    if (!many_.empty()) down_in = gather_input(input);
+    if (down_base > 0) {
+      add_products(down_task, down_weight, down_description.role, [&](size_t i) { return input_row(input, rows_[i]); }, down_out);
+    }
+    if (down_delegates) down_in = gather_input(input, down_base);
   } else {
-    std::array<std::byte*, kConvertedMax> gathered = {};
+    std::array<std::array<std::byte*, 2>, kConvertedMax> gathered = {};
     for (const ggml_tensor* node : block_->first) {
       const ggml_tensor* weight = node->src[0];
-      const MatrixRole role = static_cast<const ExpertWeight*>(weight->extra)->role;
-      const Converted& input = converted_input(dot_type(weight));
+      const ExpertWeight& description = description_of(weight);
+      const Converted& input = converted_input(input_type(weight, description));
       ggml_tensor* twin = group.new_tensor(GGML_TYPE_F32, node->ne[0], 1, n_row);
       group.twins.emplace_back(node, twin);
       const auto out = [&](size_t i) { return static_cast<float*>(twin->data) + static_cast<int64_t>(i) * twin->ne[0]; };
-      add_products(first_task, weight, role, [&](size_t i) { return input_row(input, rows_[i]); }, out);
-      if (many_.empty()) continue;
-      std::byte*& side_by_side = gathered[static_cast<size_t>(&input - inputs_.data())];
-      if (side_by_side == nullptr) side_by_side = gather_input(input);
-      add_delegates(node, role, input.type, side_by_side, out(first_many_row));
+      const size_t base = base_of(description);
+      if (base > 0) add_products(first_task, weight, description.role, [&](size_t i) { return input_row(input, rows_[i]); }, out);
+      if (base == rows_.size()) continue;
+      // Plain floats may be wanted from row 0 by one matrix and from the many on by another: one of F32 weights.
+      std::byte*& side_by_side = gathered[static_cast<size_t>(&input - inputs_.data())][base == 0];
+      if (side_by_side == nullptr) side_by_side = gather_input(input, base);
+      add_delegates(node, description, input.type, side_by_side, input.row_bytes, out(base));
     }
-    if (!few_.empty()) group.add_custom(run_products, &first_task);
+    if (first_task.n_product > 0) group.add_custom(run_products, &first_task);
     const ggml_tensor* middle = build_middle(group, rows_);
-    convert = {.from = static_cast<const std::byte*>(middle->data),
-               .n_row = n_row,
-               .n_inner = n_row,
-               .inner_stride = middle->nb[2],
-               .outer_stride = 0,
-               .to = static_cast<std::byte*>(arena.take(row_bytes(down_type, middle->ne[0]) * rows_.size())),
-               .to_row_bytes = row_bytes(down_type, middle->ne[0]),
-               .n = middle->ne[0],
-               .convert = ggml_get_type_traits_cpu(down_type)->from_float};
-    group.add_custom(run_convert, &convert);
-    const auto in = [&](size_t i) { return static_cast<const std::byte*>(convert.to + i * convert.to_row_bytes); };
-    add_products(down_task, down_weight, MatrixRole::kDown, in, down_out);
-    down_in = convert.to + first_many_row * convert.to_row_bytes;
+    if (down_description.native != nullptr) {
+      down_in = static_cast<const std::byte*>(middle->data);
+      down_in_stride = middle->nb[2];
+    } else {
+      convert = {.from = static_cast<const std::byte*>(middle->data),
+                 .n_row = n_row,
+                 .n_inner = n_row,
+                 .inner_stride = middle->nb[2],
+                 .outer_stride = 0,
+                 .to = static_cast<std::byte*>(arena.take(down_in_stride * rows_.size())),
+                 .to_row_bytes = down_in_stride,
+                 .n = middle->ne[0],
+                 .convert = ggml_get_type_traits_cpu(down_type)->from_float};
+      group.add_custom(run_convert, &convert);
+      const auto in = [&](size_t i) { return static_cast<const std::byte*>(convert.to + i * convert.to_row_bytes); };
+      if (down_base > 0) add_products(down_task, down_weight, MatrixRole::kDown, in, down_out);
+      down_in = convert.to + down_base * convert.to_row_bytes;
+    }
   }
-  if (!few_.empty()) group.add_custom(run_products, &down_task);
+  if (down_task.n_product > 0) group.add_custom(run_products, &down_task);
 
   CopyRowsTask scatter;
-  if (!many_.empty()) {
-    float* products = arena.take_array<float>(n_many_row * static_cast<size_t>(down_weight->ne[1]));
-    add_delegates(block_->down, block_->weight->role, down_type, down_in, products);
-    scatter = {.from = arena.take_array<const std::byte*>(n_many_row),
-               .to = arena.take_array<std::byte*>(n_many_row),
-               .n_row = static_cast<int64_t>(n_many_row),
+  if (down_delegates) {
+    const size_t n = rows_.size() - down_base;
+    float* products = arena.take_array<float>(n * static_cast<size_t>(down_weight->ne[1]));
+    add_delegates(block_->down, down_description, down_type, down_in, down_in_stride, products);
+    scatter = {.from = arena.take_array<const std::byte*>(n),
+               .to = arena.take_array<std::byte*>(n),
+               .n_row = static_cast<int64_t>(n),
                .bytes = static_cast<uint64_t>(down_weight->ne[1]) * sizeof(float)};
-    for (size_t i = 0; i < n_many_row; ++i) {
+    for (size_t i = 0; i < n; ++i) {
       scatter.from[i] = reinterpret_cast<const std::byte*>(products) + i * scatter.bytes;
-      scatter.to[i] = down_row(rows_[first_many_row + i]);
+      scatter.to[i] = down_row(rows_[down_base + i]);
     }
     group.add_custom(run_copy_rows, &scatter);
   }

@@ -4,11 +4,13 @@
 //          - the block's input rows are converted once to the type that the weights' dot product wants;
 //          - experts with few rows: one node computes all their gate and up rows with ggml's vec_dot, one all their
 //            down rows; each matrix of an expert with kDelegateRowsMin rows or more goes to ggml's MUL_MAT_ID, alone,
-//            because ggml has other kernels for such batches (tiled, per expert, from 8 rows on);
+//            because ggml has other kernels for such batches (tiled, per expert, from 8 rows on); so does each matrix
+//            in a native layout (moe/native_layout.h), whatever its rows;
 //          - what lies between is ggml's own operations on the compact rows (moe/moe_block.h).
 // Exact    every row passes through the same kernels, with the same operands, as in ggml's MUL_MAT_ID over the whole
 //          tensor, and lands at its (token, choice) place. So results do not depend on grouping, order, pool size or
-//          threads, and equal stock llama.cpp without repacked weights bit for bit.
+//          threads, and equal stock llama.cpp bit for bit: without repacked weights for plain slabs, with them for
+//          native ones.
 // Copies   the block's input and outside operands are copied before anything is written: ggml's allocator may have put
 //          the result of `down` over tensors that are dead after their last use in node order, while a later group
 //          still needs them.

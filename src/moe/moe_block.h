@@ -25,6 +25,8 @@
 
 namespace sluice {
 
+class NativeLayout;
+
 // What the backend knows about a weight of one of its MUL_MAT_IDs; hung on ggml_tensor::extra.
 struct ExpertWeight {
   uint32_t layer = 0;
@@ -32,6 +34,7 @@ struct ExpertWeight {
   // Where the bytes are when they are held in memory and not streamed; nullptr when a loader has them.
   const std::byte* resident = nullptr;
   void* owner = nullptr;  // the backend's model, opaque here
+  const NativeLayout* native = nullptr;  // its slabs are in this layout; nullptr: as in the GGUF
 };
 
 struct MoeBlock {

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <charconv>
 #include <climits>
+#include <filesystem>
 #include <map>
 #include <optional>
 #include <string_view>
@@ -414,12 +415,93 @@ Status group_experts(Catalog& catalog) {
   return {};
 }
 
+// ---- Packs ------------------------------------------------------------------------------------------------------
+
+// That a pack's layer holds the very matrices that model.gguf announces; then the layer is read from the pack.
+Status attach_layer(const File& file, const PackLayer& packed, ExpertLayer& layer, uint32_t file_index) {
+  const auto refuse = [&](const std::string& what) {
+    return make_error(ErrorCode::kBadFile, "{}: layer {}: {}", file.path(), layer.layer, what);
+  };
+  if (packed.n_expert != layer.n_expert) {
+    return refuse(fmt::format("{} experts, {} says {}", packed.n_expert, kPackModelName, layer.n_expert));
+  }
+  if (packed.n_matrix != layer.matrices.size()) {
+    return refuse(fmt::format("{} matrices, {} has {}", packed.n_matrix, kPackModelName, layer.matrices.size()));
+  }
+  auto checksums = std::make_shared<std::vector<uint64_t>>(packed.n_expert * layer.matrices.size());
+  for (size_t i = 0; i < layer.matrices.size(); ++i) {
+    ExpertMatrix& matrix = layer.matrices[i];
+    const std::string name = expert_tensor_name({layer.layer, matrix.role});
+    const auto segment = std::find_if(packed.segments.begin(), packed.segments.end(),
+                                      [&](const PackSegment& candidate) { return candidate.name == name; });
+    if (segment == packed.segments.end()) return refuse(fmt::format("no segment '{}'", name));
+    if (segment->type != matrix.shape.type || segment->ne0 != matrix.shape.n_in || segment->ne1 != matrix.shape.n_out) {
+      return refuse(fmt::format("'{}' has another type or shape than in {}", name, kPackModelName));
+    }
+    matrix.span = 0;
+    matrix.offset = segment->offset;
+    matrix.native = segment->native;
+    const auto column = static_cast<size_t>(segment - packed.segments.begin());
+    for (uint32_t expert = 0; expert < packed.n_expert; ++expert) {
+      (*checksums)[expert * layer.matrices.size() + i] = packed.checksum(expert, column);
+    }
+  }
+  layer.spans = {{.file = file_index,
+                  .offset = packed.record_offset,
+                  .stride_bytes = packed.record_stride_bytes,
+                  .bytes = packed.read_bytes}};
+  layer.checksums = std::move(checksums);
+  return {};
+}
+
+// If the first file says that it is a pack's, the experts are those of the file beside it.
+Status attach_pack(const Part& first, DirectMode mode, Catalog& catalog) {
+  const std::string& path = first.file->path();
+  const auto id = find_text(*first.header.context, kPackIdKey, path);
+  if (!id) return id.error();
+  if (!*id) return {};
+  // Beside the file itself, not beside a link to it.
+  std::error_code failed;
+  const std::filesystem::path real = std::filesystem::canonical(path, failed);
+  const std::string experts_path = ((failed ? std::filesystem::path(path) : real).parent_path() / kPackExpertsName).string();
+  auto file = File::open(experts_path, mode);
+  if (!file) {
+    if (file.error().system_error != ENOENT) return file.error();
+    return make_error(ErrorCode::kNotFound, "{}: this pack's experts are missing: no {}", path, experts_path);
+  }
+  auto index = read_pack_index(**file);
+  if (!index) return index.error();
+  if (index->id.text() != **id) {
+    return bad_file(experts_path, "experts of another pack: id {}, {} wants {}", index->id.text(), path, printable(**id));
+  }
+  if (index->layers.size() != catalog.expert_layers.size()) {
+    return bad_file(experts_path, "experts of {} layers, {} has {}", index->layers.size(), path, catalog.expert_layers.size());
+  }
+  const uint32_t file_index = static_cast<uint32_t>(catalog.files.size());
+  for (size_t i = 0; i < index->layers.size(); ++i) {
+    ExpertLayer& layer = catalog.expert_layers[i];
+    if (index->layers[i].layer != layer.layer) {
+      return bad_file(experts_path, "experts of layer {}, {} has them in layer {}", index->layers[i].layer, path, layer.layer);
+    }
+    if (Status status = attach_layer(**file, index->layers[i], layer, file_index); !status) return status;
+  }
+  catalog.files.push_back(*file);
+  catalog.pack = std::make_shared<const PackIndex>(std::move(*index));
+  return {};
+}
+
 }  // namespace
 
 uint64_t ExpertLayer::record_bytes() const {
   uint64_t bytes = 0;
   for (const ExpertMatrix& matrix : matrices) bytes += matrix.shape.slab_bytes;
   return bytes;
+}
+
+Result<bool> is_pack_model(const File& file) {
+  const auto header = read_gguf_header(file);
+  if (!header) return header.error();
+  return gguf_find_key(header->context.get(), kPackIdKey) >= 0;
 }
 
 FileRange ExpertLayer::slab_range(const ExpertMatrix& matrix, uint32_t expert) const {
@@ -431,6 +513,10 @@ Status Catalog::read_experts(const ExpertLayer& layer, const ExpertMatrix& matri
                              uint64_t bytes) const {
   SLUICE_ASSERT(offset <= matrix.shape.total_bytes() && bytes <= matrix.shape.total_bytes() - offset,
                 "{} bytes at {} of {}", bytes, offset, matrix.shape.total_bytes());
+  if (matrix.native) {
+    return make_error(ErrorCode::kUnsupported, "{}: holds this tensor in a native layout only; wanted its original bytes",
+                      files[layer.spans[matrix.span].file]->path());
+  }
   auto* to = static_cast<std::byte*>(destination);
   while (bytes > 0) {
     const uint64_t inside = offset % matrix.shape.slab_bytes;
@@ -445,12 +531,18 @@ Status Catalog::read_experts(const ExpertLayer& layer, const ExpertMatrix& matri
 }
 
 Result<Catalog> Catalog::open(const std::string& path, DirectMode mode) {
-  const auto parts = open_parts(path, mode);
+  std::error_code ignored;
+  const bool is_folder = std::filesystem::is_directory(path, ignored);
+  if (is_folder && !std::filesystem::exists(fmt::format("{}/{}", path, kPackModelName), ignored)) {
+    return make_error(ErrorCode::kNotFound, "{}: a folder that is no pack: there is no {} in it", path, kPackModelName);
+  }
+  const auto parts = open_parts(is_folder ? fmt::format("{}/{}", path, kPackModelName) : path, mode);
   if (!parts) return parts.error();
   Catalog catalog;
   Status status = read_metadata(parts->front(), catalog);
   if (status) status = add_tensors(*parts, catalog);
   if (status) status = group_experts(catalog);
+  if (status) status = attach_pack(parts->front(), mode, catalog);
   if (!status) return status.error();
   return catalog;
 }

@@ -39,6 +39,10 @@ const char* matrix_role_name(MatrixRole role) {
   return "unknown";
 }
 
+std::string expert_tensor_name(ExpertTensorName name) {
+  return fmt::format("blk.{}.ffn_{}_exps.weight", name.layer, matrix_role_name(name.role));
+}
+
 std::optional<ExpertTensorName> parse_expert_tensor_name(std::string_view name) {
   return parse_name_with_suffix(name, ".weight");
 }

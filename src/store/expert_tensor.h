@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string>
 #include <string_view>
 
 #include "ggml.h"
@@ -25,6 +26,7 @@ struct ExpertTensorName {
   MatrixRole role = MatrixRole::kGate;
 };
 
+std::string expert_tensor_name(ExpertTensorName name);
 // Empty unless `name` is exactly a routed-expert weight's name.
 std::optional<ExpertTensorName> parse_expert_tensor_name(std::string_view name);
 // True for the per-expert side tensors: blk.N.ffn_*_exps.{bias,scale,input_scale}.

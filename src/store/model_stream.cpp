@@ -5,12 +5,12 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <limits>
 #include <memory>
 #include <utility>
 #include <vector>
 
-#include "store/gguf_header.h"
+#include "base/bytes.h"
+#include "store/merged_gguf.h"
 
 namespace sluice {
 
@@ -98,62 +98,15 @@ class ModelStream {
   std::vector<char> stdio_buffer_ = std::vector<char>(kBufferBytes);
 };
 
-std::vector<uint8_t> meta_data(const gguf_context* context) {
-  std::vector<uint8_t> bytes(gguf_get_meta_size(context));
-  gguf_get_meta_data(context, bytes.data());
-  return bytes;
-}
-
-// An empty GGUF whose tensors will be placed at `alignment`: gguf_set_val_u32 sets the key alone, only reading a header
-// makes it count.
-GgufContextPtr empty_context(uint32_t alignment) {
-  GgufContextPtr context(gguf_init_empty());
-  if (alignment == GGUF_DEFAULT_ALIGNMENT) return context;
-  gguf_set_val_u32(context.get(), GGUF_KEY_GENERAL_ALIGNMENT, alignment);
-  const std::vector<uint8_t> bytes = meta_data(context.get());
-  context.reset(gguf_init_from_buffer(bytes.data(), bytes.size(), {/*no_alloc=*/true, /*ctx=*/nullptr}));
-  SLUICE_ASSERT(context != nullptr, "ggml does not read its own header with alignment {}", alignment);
-  return context;
-}
-
-void add_tensor(gguf_context* context, const CatalogTensor& source) {
-  ggml_tensor tensor{};
-  tensor.type = source.type;
-  std::copy(std::begin(source.ne), std::end(source.ne), std::begin(tensor.ne));
-  tensor.nb[0] = ggml_type_size(source.type);
-  tensor.nb[1] = ggml_row_size(source.type, source.ne[0]);
-  for (int i = 2; i < GGML_MAX_DIMS; ++i) tensor.nb[i] = tensor.nb[i - 1] * static_cast<size_t>(source.ne[i - 1]);
-  ggml_set_name(&tensor, source.name.c_str());
-  gguf_add_tensor(context, &tensor);
-}
-
 Result<std::unique_ptr<ModelStream>> make_stream(const Catalog& catalog) {
-  for (const auto& file : catalog.files) {
-    const Status unchanged = file->check_unchanged();
-    if (!unchanged) return unchanged.error();
-  }
-  const auto source = read_gguf_header(*catalog.files.front());
-  if (!source) return source.error();
-  const size_t alignment = gguf_get_alignment(source->context.get());
-  const GgufContextPtr merged = empty_context(static_cast<uint32_t>(alignment));
-  gguf_set_kv(merged.get(), source->context.get());
-  for (const char* key : {"split.no", "split.count", "split.tensors.count"}) gguf_remove_key(merged.get(), key);
-  for (const CatalogTensor& tensor : catalog.tensors) add_tensor(merged.get(), tensor);
-
-  std::vector<uint8_t> header = meta_data(merged.get());
+  auto merged = merge_gguf(catalog);
+  if (!merged) return merged.error();
   std::vector<Segment> segments;
-  uint64_t size = header.size();
   for (size_t i = 0; i < catalog.tensors.size(); ++i) {
     const CatalogTensor& tensor = catalog.tensors[i];
-    const uint64_t offset = header.size() + gguf_get_tensor_offset(merged.get(), static_cast<int64_t>(i));
-    segments.push_back({offset, tensor.range, parse_expert_tensor_name(tensor.name).has_value()});
-    size = align_up(segments.back().end(), alignment);
+    segments.push_back({merged->offsets[i], tensor.range, parse_expert_tensor_name(tensor.name).has_value()});
   }
-  if (size > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
-    return make_error(ErrorCode::kBadFile, "{}: the parts' tensors add up to more than 2^63 bytes",
-                      catalog.files.front()->path());
-  }
-  return std::make_unique<ModelStream>(catalog.files, std::move(header), std::move(segments), size);
+  return std::make_unique<ModelStream>(catalog.files, std::move(merged->header), std::move(segments), merged->size_bytes);
 }
 
 #ifdef __APPLE__

@@ -57,6 +57,8 @@ struct EngineStats {
   double route_sync_s = 0;         // reading the router's choice and planning
   double stall_s = 0;              // waiting for reads with nothing left to compute
   double compute_s = 0;            // the expert computation
+  uint64_t verified_slots = 0;     // slots compared with the file before use
+  uint64_t verified_reads = 0;     // reads compared with the pack's checksums
 };
 
 }  // namespace sluice

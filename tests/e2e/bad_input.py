@@ -57,7 +57,7 @@ def check_model_refused(paths, checks, name, model, *words, commands=("run", "in
 def check_unreadable_models(paths, checks):
     bad = paths.folder / "bad.gguf"
     check_model_refused(paths, checks, "missing file", paths.folder / "missing.gguf", "missing.gguf", "No such file")
-    check_model_refused(paths, checks, "folder", paths.folder, paths.folder, "not a regular file")
+    check_model_refused(paths, checks, "folder", paths.folder, paths.folder, "a folder that is no pack")
     check_model_refused(paths, checks, "device", "/dev/zero", "/dev/zero", "not a regular file")
     for name, content in (("empty file", b""), ("text file", b"Once upon a time\n" * 100), ("zeros", bytes(100_000))):
         bad.write_bytes(content)
