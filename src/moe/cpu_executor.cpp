@@ -67,6 +67,58 @@ void run_copy_rows(ggml_tensor*, int ith, int nth, void* data) {
   for (int64_t row = begin; row < end; ++row) std::memcpy(task.to[row], task.from[row], task.bytes);
 }
 
+// For every token the sum over its choices, each row with its bias and weight.
+struct SumTask {
+  const std::byte* rows = nullptr;  // [n_token][top_k] rows of n floats
+  uint64_t choice_stride = 0;
+  uint64_t token_stride = 0;
+  const std::byte* bias = nullptr;  // by expert; null: none
+  uint64_t bias_stride = 0;
+  const float* weights = nullptr;   // [n_token][top_k]; null: none
+  const int32_t* ids = nullptr;     // [n_token][top_k]
+  int64_t top_k = 0;
+  int64_t n_token = 0;
+  int64_t n = 0;
+  std::byte* out = nullptr;         // [n_token] rows
+  uint64_t out_stride = 0;
+};
+
+constexpr int64_t kSumColumns = 256;  // of one row at a time: results stay in the first cache
+
+void sum_columns(const SumTask& task, int64_t token, int64_t begin, int64_t end) {
+  float* out = reinterpret_cast<float*>(task.out + static_cast<uint64_t>(token) * task.out_stride);
+  for (int64_t choice = 0; choice < task.top_k; ++choice) {
+    const int64_t row = token * task.top_k + choice;
+    const float* values = reinterpret_cast<const float*>(task.rows + static_cast<uint64_t>(token) * task.token_stride +
+                                                         static_cast<uint64_t>(choice) * task.choice_stride);
+    std::array<float, kSumColumns> terms;
+    const int64_t n = end - begin;
+    std::copy_n(values + begin, n, terms.begin());
+    if (task.bias != nullptr) {
+      const float* bias = reinterpret_cast<const float*>(task.bias + static_cast<uint64_t>(task.ids[row]) * task.bias_stride);
+      for (int64_t i = 0; i < n; ++i) terms[static_cast<size_t>(i)] += bias[begin + i];
+    }
+    if (task.weights != nullptr) {
+      for (int64_t i = 0; i < n; ++i) terms[static_cast<size_t>(i)] *= task.weights[row];
+    }
+    if (choice == 0) {
+      std::copy_n(terms.begin(), n, out + begin);
+    } else {
+      for (int64_t i = 0; i < n; ++i) out[begin + i] += terms[static_cast<size_t>(i)];
+    }
+  }
+}
+
+void run_sum(ggml_tensor*, int ith, int nth, void* data) {
+  const auto& task = *static_cast<const SumTask*>(data);
+  const int64_t n_piece = (task.n + kSumColumns - 1) / kSumColumns;
+  const int64_t n_total = task.n_token * n_piece;
+  for (int64_t piece = n_total * ith / nth; piece < n_total * (ith + 1) / nth; ++piece) {
+    const int64_t begin = piece % n_piece * kSumColumns;
+    sum_columns(task, piece / n_piece, begin, std::min(begin + kSumColumns, task.n));
+  }
+}
+
 // One matrix of one expert times its few rows.
 struct Product {
   const std::byte* weight = nullptr;  // [n_out] rows of weight_row_bytes
@@ -209,30 +261,19 @@ Status CpuExecutor::begin_block(const MoeBlock& block, const Routing& routing) {
   inputs_.clear();
   operands_.clear();
 
-  {
-    Group group(graph_memory_, block_arena_);
-    const auto convert_for = [&](ggml_type type) {
-      for (const Converted& input : inputs_) {
-        if (input.type == type) return;
-      }
-      const ggml_tensor* x = block.x;
-      Converted input{.type = type, .row_bytes = row_bytes(type, x->ne[0])};
-      const int64_t n_row = x->ne[1] * x->ne[2];
-      input.data = static_cast<std::byte*>(block_arena_.take(input.row_bytes * static_cast<uint64_t>(n_row)));
-      auto* task = new (block_arena_.take(sizeof(ConvertTask))) ConvertTask{.from = static_cast<const std::byte*>(x->data),
-                                                                            .n_row = n_row,
-                                                                            .n_inner = x->ne[1],
-                                                                            .inner_stride = x->nb[1],
-                                                                            .outer_stride = x->nb[2],
-                                                                            .to = input.data,
-                                                                            .to_row_bytes = input.row_bytes,
-                                                                            .n = x->ne[0],
-                                                                            .convert = ggml_get_type_traits_cpu(type)->from_float};
-      group.add_custom(run_convert, task);
-      inputs_.push_back(input);
-    };
-    for (const ggml_tensor* node : block.first) convert_for(input_type(node->src[0], description_of(node->src[0])));
-    if (block.first.empty()) convert_for(input_type(block.down->src[0], *block.weight));
+  n_expert_left_ = routing.experts().size();
+  converted_ = false;
+  const auto convert_to = [&](ggml_type type) {
+    if (std::any_of(inputs_.begin(), inputs_.end(), [&](const Converted& input) { return input.type == type; })) return;
+    Converted input{.type = type, .row_bytes = row_bytes(type, block.x->ne[0])};
+    input.data = static_cast<std::byte*>(block_arena_.take(input.row_bytes * static_cast<uint64_t>(block.x->ne[1] * block.x->ne[2])));
+    inputs_.push_back(input);
+  };
+  for (const ggml_tensor* node : block.first) convert_to(input_type(node->src[0], description_of(node->src[0])));
+  if (block.first.empty()) convert_to(input_type(block.down->src[0], *block.weight));
+  if (!block.outside.empty()) {  // which may overwrite the input, once it has been read for the last time
+    Group group(graph_memory_, group_arena_);
+    add_conversions(group);
     if (Status status = run_graph(group.graph); !status) return status;
   }
   // Each operand is copied as soon as it is there: the memory of one may be the result's of an outside node that stands
@@ -268,6 +309,14 @@ Status CpuExecutor::begin_block(const MoeBlock& block, const Routing& routing) {
       for (const ggml_tensor* source : node->src) {
         if (source == outside && is_operand(node, source)) copy_operand(source);
       }
+    }
+  }
+  weights_ = nullptr;
+  if (block.weights != nullptr) {
+    weights_ = block_arena_.take_array<float>(routing.n_row());
+    for (uint32_t row = 0; row < routing.n_row(); ++row) {
+      const size_t offset = row / routing.top_k() * block.weights->nb[2] + row % routing.top_k() * block.weights->nb[1];
+      std::memcpy(weights_ + row, static_cast<const char*>(block.weights->data) + offset, sizeof(float));
     }
   }
   return {};
@@ -336,9 +385,47 @@ const ggml_tensor* CpuExecutor::build_middle(Group& group, std::span<const uint3
   return group.twin(block_->down->src[1]);
 }
 
+void CpuExecutor::add_conversions(Group& group) {
+  const ggml_tensor* x = block_->x;
+  for (const Converted& input : inputs_) {
+    auto* task = new (group.arena.take(sizeof(ConvertTask))) ConvertTask{.from = static_cast<const std::byte*>(x->data),
+                                                                         .n_row = x->ne[1] * x->ne[2],
+                                                                         .n_inner = x->ne[1],
+                                                                         .inner_stride = x->nb[1],
+                                                                         .outer_stride = x->nb[2],
+                                                                         .to = input.data,
+                                                                         .to_row_bytes = input.row_bytes,
+                                                                         .n = x->ne[0],
+                                                                         .convert = ggml_get_type_traits_cpu(input.type)->from_float};
+    group.add_custom(run_convert, task);
+  }
+  converted_ = true;
+}
+
+// The sum of each token's rows of down, with the operations of ggml's ADD_ID, MUL and ADD in their order.
+void CpuExecutor::add_sum(Group& group) {
+  const ggml_tensor* down = block_->down;
+  auto* task = new (group.arena.take(sizeof(SumTask))) SumTask{.rows = static_cast<const std::byte*>(down->data),
+                                                               .choice_stride = down->nb[1],
+                                                               .token_stride = down->nb[2],
+                                                               .weights = weights_,
+                                                               .ids = routing_->ids().data(),
+                                                               .top_k = block_->top_k(),
+                                                               .n_token = block_->n_token(),
+                                                               .n = down->ne[0],
+                                                               .out = static_cast<std::byte*>(block_->sum->data),
+                                                               .out_stride = block_->sum->nb[1]};
+  if (block_->down_bias != nullptr) {
+    task->bias = static_cast<const std::byte*>(block_->down_bias->data);
+    task->bias_stride = block_->down_bias->nb[1];
+  }
+  group.add_custom(run_sum, task);
+}
+
 Status CpuExecutor::compute_group(std::span<const ReadyExpert> experts) {
   group_arena_.reset();
   Group group(graph_memory_, group_arena_);
+  if (!converted_) add_conversions(group);
   Arena& arena = group_arena_;
   const uint32_t top_k = routing_->top_k();
 
@@ -508,6 +595,9 @@ Status CpuExecutor::compute_group(std::span<const ReadyExpert> experts) {
     }
     group.add_custom(run_copy_rows, &scatter);
   }
+  SLUICE_ASSERT(experts.size() <= n_expert_left_, "{} experts computed, {} were left", experts.size(), n_expert_left_);
+  n_expert_left_ -= experts.size();
+  if (n_expert_left_ == 0 && block_->sum != nullptr) add_sum(group);
   return run_graph(group.graph);
 }
 

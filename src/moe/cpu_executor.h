@@ -6,7 +6,9 @@
 //            down rows; each matrix of an expert with kDelegateRowsMin rows or more goes to ggml's MUL_MAT_ID, alone,
 //            because ggml has other kernels for such batches (tiled, per expert, from 8 rows on); so does each matrix
 //            in a native layout (moe/native_layout.h), whatever its rows;
-//          - what lies between is ggml's own operations on the compact rows (moe/moe_block.h).
+//          - what lies between is ggml's own operations on the compact rows (moe/moe_block.h);
+//          - the weighted sum of a token's rows, in the router's order, when the last expert was there.
+//          When all experts are there at once, as in most decode steps, the whole block is one graph.
 // Exact    every row passes through the same kernels, with the same operands, as in ggml's MUL_MAT_ID over the whole
 //          tensor, and lands at its (token, choice) place. So results do not depend on grouping, order, pool size or
 //          threads, and equal stock llama.cpp bit for bit: without repacked weights for plain slabs, with them for
@@ -81,12 +83,17 @@ class CpuExecutor {
   Status run_graph(ggml_cgraph* graph);
   const Converted& converted_input(ggml_type type) const;
   Status compute_group(std::span<const ReadyExpert> experts);
+  void add_conversions(Group& group);
+  void add_sum(Group& group);
   const ggml_tensor* build_middle(Group& group, std::span<const uint32_t> rows);
   ggml_tensor* middle_operand(Group& group, const ggml_tensor* node, int source, std::span<const uint32_t> rows);
 
   ggml_backend_t backend_ = nullptr;
   const MoeBlock* block_ = nullptr;
   const Routing* routing_ = nullptr;
+  size_t n_expert_left_ = 0;  // of the routing, not yet computed
+  bool converted_ = false;    // the block's input rows
+  float* weights_ = nullptr;  // [n_token][top_k], copied; null: all rows count the same
   std::vector<Converted> inputs_;
   std::vector<Operand> operands_;
   std::vector<GroupExpert> few_;   // of the current group: fewer than kDelegateRowsMin rows

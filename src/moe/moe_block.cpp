@@ -1,12 +1,14 @@
 #include "moe/moe_block.h"
 
 #include <algorithm>
+#include <array>
 
 namespace sluice {
 
 namespace {
 
 constexpr size_t kMiddleNodesMax = 32;  // longer blocks do not fit the executor's graphs
+constexpr size_t kSumNodesMax = 160;    // a sum over 64 choices and what surrounds it
 
 bool contains(const std::vector<ggml_tensor*>& list, const ggml_tensor* tensor) {
   return std::find(list.begin(), list.end(), tensor) != list.end();
@@ -43,7 +45,76 @@ void make_lone(ggml_tensor* node, int begin, const ExpertWeight* weight, MoeBloc
   block.x = node->src[1];
   block.down = node;
   block.weight = weight;
+  block.down_bias = nullptr;
+  block.weights = nullptr;
+  block.sum = nullptr;
   block.end_node = begin + 1;
+}
+
+bool overlap(const ggml_tensor* a, const ggml_tensor* b) {
+  const auto* begin_a = static_cast<const char*>(a->data);
+  const auto* begin_b = static_cast<const char*>(b->data);
+  return begin_a < begin_b + ggml_nbytes(b) && begin_b < begin_a + ggml_nbytes(a);
+}
+
+// Looks for the weighted sum behind a block's down. Its intermediate results are never written, so nobody else may want
+// them; and the result must not lie where the rows of down do, as ggml's allocator may have it.
+void find_sum(std::span<ggml_tensor* const> nodes, MoeBlock& block) {
+  const int64_t top_k = block.top_k();
+  auto at = static_cast<size_t>(block.end_node);
+  std::array<const ggml_tensor*, kSumNodesMax> unwritten = {};
+  size_t n_unwritten = 0;
+  const auto take = [&]() -> const ggml_tensor* {
+    return unwritten[n_unwritten++] = nodes[at++];
+  };
+  // Bias, weights, views and sums.
+  if (top_k < 2 || nodes.size() < at + 2 * static_cast<size_t>(top_k) - 1 || 2 * top_k + 2 > static_cast<int64_t>(kSumNodesMax)) return;
+  const ggml_tensor* rows = unwritten[n_unwritten++] = block.down;
+  const ggml_tensor* bias = nullptr;
+  const ggml_tensor* weights = nullptr;
+  if (nodes[at]->op == GGML_OP_ADD_ID && nodes[at]->src[0] == rows) {
+    bias = nodes[at]->src[1];
+    if (nodes[at]->src[2] != block.ids || bias->type != GGML_TYPE_F32 || bias->nb[0] != sizeof(float)) return;
+    rows = take();
+  }
+  if (at < nodes.size() && nodes[at]->op == GGML_OP_MUL && nodes[at]->src[0] == rows) {
+    weights = nodes[at]->src[1];
+    if (weights->type != GGML_TYPE_F32 || weights->ne[0] != 1 || weights->ne[1] != top_k || weights->ne[2] != block.n_token()) return;
+    rows = take();
+  }
+  if (nodes.size() < at + 2 * static_cast<size_t>(top_k) - 1) return;
+  const size_t first_view = n_unwritten;
+  for (int64_t choice = 0; choice < top_k; ++choice) {
+    const ggml_tensor* view = take();
+    const bool is_choice = view->op == GGML_OP_VIEW && view->src[0] == rows && view->ne[0] == rows->ne[0] && view->ne[1] == block.n_token() &&
+                           view->ne[2] == 1 && view->ne[3] == 1 && view->nb[1] == rows->nb[2] &&
+                           view->view_offs - rows->view_offs == static_cast<size_t>(choice) * rows->nb[1];
+    if (!is_choice) return;
+  }
+  const ggml_tensor* sum = unwritten[first_view];
+  for (int64_t choice = 1; choice < top_k; ++choice) {
+    const ggml_tensor* add = nodes[at++];
+    if (add->op != GGML_OP_ADD || add->src[0] != sum || add->src[1] != unwritten[first_view + static_cast<size_t>(choice)]) return;
+    sum = add;
+    if (choice + 1 < top_k) unwritten[n_unwritten++] = add;
+  }
+  if (sum->type != GGML_TYPE_F32 || sum->nb[0] != sizeof(float) || overlap(sum, block.down)) return;
+  const auto is_unwritten = [&](const ggml_tensor* tensor) {
+    return std::find(unwritten.begin(), unwritten.begin() + static_cast<ptrdiff_t>(n_unwritten), tensor) !=
+           unwritten.begin() + static_cast<ptrdiff_t>(n_unwritten);
+  };
+  for (size_t i = 0; i < n_unwritten; ++i) {
+    if ((unwritten[i]->flags & GGML_TENSOR_FLAG_OUTPUT) != 0) return;
+  }
+  for (size_t i = at; i < nodes.size(); ++i) {
+    for (const ggml_tensor* source : nodes[i]->src) {
+      if (source != nullptr && is_unwritten(source)) return;
+    }
+  }
+  block.down_bias = bias;
+  block.weights = weights;
+  block.sum = nodes[at - 1];
+  block.end_node = static_cast<int>(at);
 }
 
 }  // namespace
@@ -116,7 +187,11 @@ void find_moe_block(std::span<ggml_tensor* const> nodes, int begin, ExpertWeight
     }
   }
   std::swap(whole, block);
-  if (!fits) make_lone(first, begin, first_weight, block);
+  if (fits) {
+    find_sum(nodes, block);
+  } else {
+    make_lone(first, begin, first_weight, block);
+  }
 }
 
 }  // namespace sluice

@@ -5,6 +5,8 @@
 //   gate, up or gate_up   MUL_MAT_ID(W [n_in, n_out, n_expert], x [n_in, 1 or k, T], ids [k, T]) -> [n_out, k, T]
 //   middle                operations that treat every row alone: GLU, unary, scale, clamp, per-expert bias, ...
 //   down                  MUL_MAT_ID(W, middle's result, ids) -> [n_embd, k, T]
+//   sum                   optional bias (ADD_ID), MUL by the router's weights [1, k, T], a VIEW of each choice, and ADDs
+//                         of them in the router's order -> [n_embd, T]
 // Each middle operation is rebuilt on compact tensors [ne0, 1, P] of any P rows, so experts can be computed in groups,
 // in any order, without a full intermediate tensor, and every row goes through exactly the arithmetic it would have
 // gone through in the whole tensor. A lone MUL_MAT_ID (a graph cut by an evaluation callback, a test) is a block
@@ -45,6 +47,10 @@ struct MoeBlock {
   std::vector<ggml_tensor*> outside;              // nodes in the block's range that do not depend on its matrices
   ggml_tensor* down = nullptr;
   const ExpertWeight* weight = nullptr;           // of down
+  // The weighted sum, where it stands behind down in just that form; else `sum` is null and its nodes are left to others.
+  const ggml_tensor* down_bias = nullptr;         // [n_embd, n_expert]; null: none
+  const ggml_tensor* weights = nullptr;           // [1, k, T]; null: the plain sum
+  ggml_tensor* sum = nullptr;
   int end_node = 0;                               // index after the last node of the block
 
   int64_t n_token() const { return ids->ne[1]; }

@@ -41,6 +41,8 @@ std::vector<float> streamed(const BlockShape& shape, unsigned seed, int n_thread
     find_moe_block(nodes, at, described_weight, block);
     EXPECT_FALSE(block.first.empty()) << "the whole block should have been found";
     EXPECT_EQ(block.outside.size(), shape.scales ? 1u : 0u);
+    EXPECT_EQ(block.sum, shape.top_k > 1 ? block_graph.result : nullptr);
+    EXPECT_EQ(block.down_bias != nullptr, shape.top_k > 1 && shape.biases);
     EXPECT_TRUE(routing.set(block.ids, static_cast<uint32_t>(shape.n_expert)).ok());
     EXPECT_TRUE(executor->begin_block(block, routing).ok());
     std::vector<ReadyExpert> experts;

@@ -53,6 +53,7 @@ class BlockGraph {
     }
     down_w = weight(shape.down_type, shape.n_ff, shape.n_embd, MatrixRole::kDown);
     ggml_tensor* up_bias = ggml_new_tensor_2d(weights_ctx_, GGML_TYPE_F32, shape.fused_gate_up ? 2 * shape.n_ff : shape.n_ff, shape.n_expert);
+    ggml_tensor* down_bias = ggml_new_tensor_2d(weights_ctx_, GGML_TYPE_F32, shape.n_embd, shape.n_expert);
     ggml_tensor* scale = ggml_new_tensor_3d(weights_ctx_, GGML_TYPE_F32, 1, k, t);
     x = ggml_new_tensor_3d(weights_ctx_, GGML_TYPE_F32, shape.n_embd, 1, t);
     // The router's choice is a view of an argsort over all experts, so its rows are far apart.
@@ -81,7 +82,7 @@ class BlockGraph {
                     w->nb[1]);
       }
     }
-    for (ggml_tensor* f : {up_bias, scale, x, weights}) {
+    for (ggml_tensor* f : {up_bias, down_bias, scale, x, weights}) {
       for (int64_t i = 0; i < ggml_nelements(f); ++i) static_cast<float*>(f->data)[i] = normal(random);
     }
     for (int64_t token = 0; token < t; ++token) {
@@ -123,7 +124,8 @@ class BlockGraph {
       case BlockShape::Middle::kNone: middle = ggml_silu(ctx_, up); break;
     }
     ggml_tensor* down = ggml_mul_mat_id(ctx_, down_w, middle, ids);
-    ggml_tensor* experts = ggml_mul(ctx_, down, weights);
+    ggml_tensor* experts = shape.biases ? ggml_add_id(ctx_, down, down_bias, ids) : down;
+    experts = ggml_mul(ctx_, experts, weights);
     expand(experts);
     ggml_tensor* sum = nullptr;
     for (int64_t i = 0; i < k; ++i) {
