@@ -20,6 +20,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -62,6 +63,10 @@ class Device {
 
   virtual ~Device() = default;
 
+  // A hint, at most once: many reads will land in this memory, which lives as long as the device. Where the path can
+  // pin it once for all reads and may, it does; it is touched and cannot be paged out from then on.
+  virtual void register_memory(std::span<std::byte> /*memory*/) {}
+
   virtual void submit(const ReadRequest& request) = 0;
   // True when the read was still queued: it is dropped and has no Completion. False when it has started or is unknown.
   virtual bool cancel(uint64_t tag) = 0;
@@ -86,8 +91,9 @@ struct DeviceOptions {
   static constexpr unsigned kDepthMax = 4096;
 
   IoPath path = IoPath::kAuto;
-  unsigned depth = 32;   // reads in flight at once, 1 to kDepthMax
-  unsigned threads = 0;  // of the pread pool; 0: min(depth, 8)
+  unsigned depth = 32;         // reads in flight at once, 1 to kDepthMax
+  unsigned threads = 0;        // of the pread pool; 0: min(depth, 8)
+  bool register_files = true;  // with io_uring's ring; off only to measure what it brings
 };
 
 // io_uring where the kernel allows it, else the pread pool with one line that names the reason. A path that was

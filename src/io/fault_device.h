@@ -43,6 +43,7 @@ class FaultDevice : public Device {
   // Ends the inner device first: its reads in flight are done with their destinations then.
   ~FaultDevice() override = default;
 
+  void register_memory(std::span<std::byte> memory) override { inner_->register_memory(memory); }
   void submit(const ReadRequest& request) override;
   bool cancel(uint64_t tag) override;
   void raise(uint64_t tag) override;

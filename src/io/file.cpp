@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdlib>
 #include <filesystem>
@@ -72,6 +73,11 @@ Result<DirectMode> parse_direct_mode(const std::string& text) {
   if (text == "on") return DirectMode::kRequire;
   if (text == "off") return DirectMode::kOff;
   return make_error(ErrorCode::kBadArgument, "direct I/O: wanted auto, on or off, given '{}'", text);
+}
+
+File::File() {
+  static std::atomic<uint64_t> count = 0;
+  serial_ = ++count;
 }
 
 Result<std::shared_ptr<const File>> File::open(const std::string& path, DirectMode mode) {

@@ -40,6 +40,9 @@ class File {
   uint64_t inode() const { return inode_; }
   bool direct() const { return direct_; }
 
+  // Of this File alone, in this process: tells it from a later one that has its address or descriptor.
+  uint64_t serial() const { return serial_; }
+
   // What offset, length and memory address of a read must be multiples of. 1 when buffered.
   uint64_t align_bytes() const { return align_bytes_; }
 
@@ -51,9 +54,10 @@ class File {
   Status read_exactly(uint64_t offset, void* destination, uint64_t bytes) const;
 
  private:
-  File() = default;
+  File();
 
   std::string path_;
+  uint64_t serial_;
   int fd_ = -1;           // what devices read from; O_DIRECT when direct_
   int buffered_fd_ = -1;  // for read_exactly; equals fd_ when not direct_
   uint64_t size_bytes_ = 0;

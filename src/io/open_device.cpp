@@ -7,9 +7,9 @@ namespace sluice {
 
 namespace {
 
-Result<std::unique_ptr<Device>> open_uring([[maybe_unused]] unsigned depth) {
+Result<std::unique_ptr<Device>> open_uring([[maybe_unused]] const DeviceOptions& options) {
 #ifdef SLUICE_HAVE_URING
-  return UringDevice::open(depth);
+  return UringDevice::open(options.depth, options.register_files);
 #else
   return make_error(ErrorCode::kUnsupported, "this build has no io_uring; build it where liburing is installed");
 #endif
@@ -30,7 +30,7 @@ Result<std::unique_ptr<Device>> open_device(const DeviceOptions& options) {
                       DeviceOptions::kDepthMax, options.depth);
   }
   if (options.path != IoPath::kPread) {
-    Result<std::unique_ptr<Device>> device = open_uring(options.depth);
+    Result<std::unique_ptr<Device>> device = open_uring(options);
     if (device.ok() || options.path == IoPath::kUring) return device;
     log_warning_once("reading with a pool of threads: {}", device.error().message());
   }

@@ -2,6 +2,9 @@
 
 #ifdef SLUICE_HAVE_URING
 
+#include <sys/resource.h>
+
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <system_error>
@@ -35,13 +38,77 @@ Error refused(int error) {
 
 }  // namespace
 
-Result<std::unique_ptr<Device>> UringDevice::open(unsigned depth) {
+Result<std::unique_ptr<Device>> UringDevice::open(unsigned depth, bool register_files) {
   std::unique_ptr<UringDevice> device(new UringDevice(depth));
   const int code = io_uring_queue_init(depth, &device->ring_, 0);
   if (code < 0) return refused(-code);
   device->ring_open_ = true;
   if (Status status = device->probe(); !status) return status.error();
+  if (register_files) device->make_file_table();
   return std::unique_ptr<Device>(std::move(device));
+}
+
+// The kernel takes no table larger than the limit on open files.
+void UringDevice::make_file_table() {
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  const unsigned places = static_cast<unsigned>(std::min<rlim_t>(kFilesMax, limit.rlim_cur));
+  const int code = io_uring_register_files_sparse(&ring_, places);
+  if (code < 0) {
+    log_line_once(LogLevel::kInfo,
+                  fmt::format("the kernel registers no files for io_uring ({}): reads name descriptors",
+                              std::generic_category().message(-code)));
+    return;
+  }
+  file_places_ = places;
+  files_.reserve(places);
+}
+
+// The file's place in the ring's table, -1 when it has none.
+int UringDevice::file_place(const File& file) {
+  // From the back: neighbours in time are mostly the same file, and new ones stand last.
+  for (size_t place = files_.size(); place > 0; --place) {
+    if (files_[place - 1] == file.serial()) return static_cast<int>(place - 1);
+  }
+  if (files_.size() == file_places_) return -1;
+  const int fd = file.fd();
+  if (io_uring_register_files_update(&ring_, static_cast<unsigned>(files_.size()), &fd, 1) != 1) {
+    file_places_ = files_.size();
+    return -1;
+  }
+  files_.push_back(file.serial());
+  return static_cast<int>(files_.size() - 1);
+}
+
+void UringDevice::register_memory(std::span<std::byte> memory) {
+  SLUICE_ASSERT(registered_memory_.empty(), "memory is registered a second time");
+  std::vector<iovec> buffers;
+  for (uint64_t begin = 0; begin < memory.size(); begin += kBufferBytesMax) {
+    buffers.push_back({memory.data() + begin, std::min<uint64_t>(kBufferBytesMax, memory.size() - begin)});
+  }
+  if (buffers.empty()) return;
+  const int code = io_uring_register_buffers(&ring_, buffers.data(), static_cast<unsigned>(buffers.size()));
+  if (code == 0) {
+    registered_memory_ = memory;
+    return;
+  }
+  rlimit limit = {};
+  const bool limited = getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+  log_line_once(LogLevel::kInfo,
+                fmt::format("reads go into memory that is not registered with io_uring ({}): it takes {} of locked "
+                            "memory, the limit (ulimit -l) is {}",
+                            std::generic_category().message(-code), format_bytes(memory.size()),
+                            limited ? format_bytes(limit.rlim_cur) : "none"));
+}
+
+// The registered buffer that holds all of the destination, -1 when there is none.
+int UringDevice::buffer_place(const std::byte* destination, uint64_t bytes) const {
+  if (destination < registered_memory_.data()) return -1;
+  const auto begin = static_cast<uint64_t>(destination - registered_memory_.data());
+  if (begin + bytes > registered_memory_.size() || begin / kBufferBytesMax != (begin + bytes - 1) / kBufferBytesMax) {
+    return -1;
+  }
+  return static_cast<int>(begin / kBufferBytesMax);
 }
 
 // Reads from no file. A kernel that knows the operation answers EBADF; one that does not answers EINVAL.
@@ -146,8 +213,17 @@ void UringDevice::prepare(Read* read) {
   io_uring_sqe* entry = io_uring_get_sqe(&ring_);
   SLUICE_ASSERT(entry != nullptr, "no free entry with {} of {} reads in flight", queue_.in_flight_count(), depth_);
   const ReadProgress::Piece piece = read->progress.next_piece();
-  io_uring_prep_read(entry, read->request.file->fd(), read->request.destination + piece.start,
-                     static_cast<unsigned>(piece.bytes), read->request.offset + piece.start);
+  std::byte* destination = read->request.destination + piece.start;
+  const uint64_t offset = read->request.offset + piece.start;
+  const int place = file_place(*read->request.file);
+  const int fd = place >= 0 ? place : read->request.file->fd();
+  const int buffer = buffer_place(destination, piece.bytes);
+  if (buffer >= 0) {
+    io_uring_prep_read_fixed(entry, fd, destination, static_cast<unsigned>(piece.bytes), offset, buffer);
+  } else {
+    io_uring_prep_read(entry, fd, destination, static_cast<unsigned>(piece.bytes), offset);
+  }
+  if (place >= 0) io_uring_sqe_set_flags(entry, IOSQE_FIXED_FILE);
   io_uring_sqe_set_data(entry, read);
   prepared_.push_back(read);
 }

@@ -3,6 +3,11 @@
 //
 // Entries  each read in flight has exactly one entry with the kernel: its next piece (io/read_progress.h).
 // In flight, for the counters, lasts until poll or wait has seen the completion.
+// Files    are registered with the ring at their first read, so that the kernel need not look the descriptor up each
+//          time; the ring then holds them open until it ends. Where that is refused, and for files beyond the table's
+//          kFilesMax places, reads name the descriptor.
+// Memory   registered memory is pinned once instead of at each read. It counts against RLIMIT_MEMLOCK; where that is
+//          too small, one line says so and reads into it are as any other.
 // Failure  open tries a whole round trip through the ring, because sandboxes may allow the setup and refuse the rest:
 //          kUnsupported with the reason and what would help. Should the kernel refuse the ring later and for good
 //          (kRefusedNsMax), every read fails with kDeviceError: at once if the kernel never got it, else when it has
@@ -15,8 +20,10 @@
 #include <liburing.h>
 
 #include <memory>
+#include <span>
 #include <vector>
 
+#include "base/bytes.h"
 #include "io/device.h"
 #include "io/read_queue.h"
 
@@ -24,12 +31,15 @@ namespace sluice {
 
 class UringDevice : public Device {
  public:
+  static constexpr unsigned kFilesMax = 256;
+  static constexpr uint64_t kBufferBytesMax = kGiB;  // the kernel's own bound
   static constexpr int64_t kRefusedNsMax = 10'000'000'000;
   static constexpr int64_t kAbandonNsMax = 60'000'000'000;
 
-  static Result<std::unique_ptr<Device>> open(unsigned depth);
+  static Result<std::unique_ptr<Device>> open(unsigned depth, bool register_files);
   ~UringDevice() override;
 
+  void register_memory(std::span<std::byte> memory) override;
   void submit(const ReadRequest& request) override;
   bool cancel(uint64_t tag) override;
   void raise(uint64_t tag) override;
@@ -42,6 +52,9 @@ class UringDevice : public Device {
  private:
   explicit UringDevice(unsigned depth) : depth_(depth) { prepared_.reserve(depth); }
   Status probe();
+  void make_file_table();
+  int file_place(const File& file);
+  int buffer_place(const std::byte* destination, uint64_t bytes) const;
   void prepare(Read* read);
   void start_queued();
   void enter(unsigned wait_count);
@@ -53,6 +66,9 @@ class UringDevice : public Device {
   io_uring ring_ = {};
   bool ring_open_ = false;
   ReadQueue queue_;
+  size_t file_places_ = 0;                  // of the ring's table; 0 when files are not registered
+  std::vector<uint64_t> files_;             // File::serial() by place
+  std::span<std::byte> registered_memory_;  // the ring's buffers, kBufferBytesMax each but the last; empty when refused
   std::vector<Read*> prepared_;   // in flight for us, not yet taken by the kernel; in the order of their entries
   int64_t refused_since_ns_ = 0;  // 0: the kernel took the last call
   int broken_error_ = 0;          // errno; not 0: the ring is of no more use

@@ -63,6 +63,10 @@ Result<std::unique_ptr<Loader>> Loader::create(std::vector<LayerSource> sources,
   loader->layers_.resize(loader->source_of_layer_.size());
   loader->sources_ = std::move(sources);
   loader->device_ = std::move(device);
+  // Not the slots: pinning them would touch the whole budget at start (docs/experiments.tsv).
+  if (loader->plan_.n_staging > 0) {
+    loader->device_->register_memory({loader->staging_memory_.data(), loader->staging_memory_.bytes()});
+  }
   return loader;
 }
 

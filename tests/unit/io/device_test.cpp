@@ -260,6 +260,47 @@ TEST_P(DeviceTest, CancelDropsQueuedReads) {
   EXPECT_TRUE(again.status.ok());
 }
 
+// Reads into, beyond and across the end of registered memory are the same reads.
+TEST_P(DeviceTest, RegisteredMemoryChangesNoByte) {
+  constexpr uint64_t kPiece = 64 * kKiB;
+  constexpr uint64_t kRegistered = 20 * kPiece - 16 * kKiB;
+  const AlignedBytes memory = aligned_bytes(40 * kPiece);
+  const auto device = make_device(8);
+  device->register_memory({memory.get(), kRegistered});
+  for (uint64_t tag = 0; tag < 40; ++tag) {
+    device->submit({.file = file_.get(),
+                    .offset = tag * kPiece,
+                    .bytes = kPiece,
+                    .bytes_needed = kPiece,
+                    .destination = memory.get() + tag * kPiece,
+                    .tag = tag});
+  }
+  for (const ReadCompletion& completion : drain(*device)) {
+    ASSERT_TRUE(completion.status.ok()) << completion.status.error().message();
+  }
+  EXPECT_EQ(first_wrong_offset(memory.get(), 0, 40 * kPiece), 40 * kPiece);
+}
+
+// A ring's table of files is bounded, models are not; and a file's address may come again with another file.
+TEST_P(DeviceTest, ManyFilesAndFilesThatComeAndGo) {
+  const auto device = make_device(4);
+  const AlignedBytes memory = aligned_bytes(8192);
+  for (uint64_t salt = 1; salt <= 300; ++salt) {
+    const std::string path = folder_.path_of("g" + std::to_string(salt % 7));
+    std::filesystem::remove(path);
+    write_pattern(path, 0, 8192, salt);
+    const auto file = open_file(path, GetParam().mode);
+    const auto completion = read_alone(*device, {.file = file.get(),
+                                                 .offset = 0,
+                                                 .bytes = 8192,
+                                                 .bytes_needed = 8192,
+                                                 .destination = memory.get(),
+                                                 .tag = salt});
+    ASSERT_TRUE(completion.status.ok()) << completion.status.error().message();
+    ASSERT_EQ(first_wrong_offset(memory.get(), 0, 8192, salt), 8192u) << salt;
+  }
+}
+
 TEST_P(DeviceTest, EmptyDeviceDoesNotBlock) {
   const auto device = make_device(4);
   std::vector<ReadCompletion> completions;

@@ -97,6 +97,28 @@ TEST(OpenDevice, SetupAllowedButEnterRefused) {
               "pool of threads: .*Operation not permitted");
 }
 
+// Registering files and memory only saves time: reads are right where the kernel refuses both.
+TEST(OpenDevice, RegisteringRefused) {
+  if (!open_device({.path = IoPath::kUring}).ok()) GTEST_SKIP() << "no io_uring here";
+  const auto read_unregistered = [] {
+    TempFolder folder;
+    write_pattern(folder.path_of("f"), 0, 8192);
+    require(refuse_system_call(SYS_io_uring_register, ENOMEM), "seccomp works");
+    auto device = open_device({.path = IoPath::kUring, .depth = 4});
+    require(device.ok() && device.value()->name() == "io_uring", "the ring is used");
+    const AlignedBytes memory = aligned_bytes(8192);
+    device.value()->register_memory({memory.get(), 8192});
+    const auto file = open_file(folder.path_of("f"), DirectMode::kAuto);
+    device.value()->submit(
+        {.file = file.get(), .offset = 0, .bytes = 8192, .bytes_needed = 8192, .destination = memory.get()});
+    const auto completions = drain(*device.value());
+    require(completions.size() == 1 && completions[0].status.ok(), "the read succeeds");
+    require(first_wrong_offset(memory.get(), 0, 8192) == 8192, "the bytes are right");
+    ::_exit(0);
+  };
+  EXPECT_EXIT(read_unregistered(), testing::ExitedWithCode(0), "8.00 KiB of locked memory, the limit");
+}
+
 // The ring dies under way, with reads queued and reads in the kernel's hands. After a pause these have come back, and
 // the next ones stand prepared for a kernel that does not take them.
 void expect_errors_not_a_hang(std::chrono::milliseconds pause) {
