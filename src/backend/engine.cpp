@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <sstream>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "backend/registry.h"
 #include "backend/stats_json.h"
@@ -27,6 +29,16 @@ Result<bool> parse_switch(std::string_view what, const std::string& value) {
   return make_error(ErrorCode::kBadArgument, "{}: wanted on or off, given '{}'", what, value);
 }
 
+// Folders with ':' between them, as in PATH.
+std::vector<std::string> split_path_list(const std::string& value) {
+  std::vector<std::string> folders;
+  std::stringstream list(value);
+  for (std::string folder; std::getline(list, folder, ':');) {
+    if (!folder.empty()) folders.push_back(folder);
+  }
+  return folders;
+}
+
 template <typename T>
 Status assign(T& target, const Result<T>& parsed) {
   if (!parsed) return parsed.error();
@@ -38,6 +50,11 @@ constexpr Setting kSettings[] = {
     {"budget", [](EngineOptions& o, const std::string& v) { return assign(o.budget, parse_budget(v)); }},
     {"io", [](EngineOptions& o, const std::string& v) { return assign(o.io.path, parse_io_path(v)); }},
     {"direct", [](EngineOptions& o, const std::string& v) { return assign(o.direct, parse_direct_mode(v)); }},
+    {"mirror",
+     [](EngineOptions& o, const std::string& v) {
+       o.mirrors = split_path_list(v);
+       return Status();
+     }},
     {"policy", [](EngineOptions& o, const std::string& v) { return assign(o.policy, parse_policy(v)); }},
     {"trace",
      [](EngineOptions& o, const std::string& v) {

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "base/bytes.h"
 #include "base/result.h"
@@ -22,6 +23,7 @@ struct EngineOptions {
   BudgetSpec budget;
   DeviceOptions io;
   DirectMode direct = DirectMode::kAuto;
+  std::vector<std::string> mirrors;  // folders with copies of the model's files, on other drives
   PolicyKind policy = PolicyKind::kLfru;
   bool verify_slots = false;  // compare slots with the store while running
   bool verify_reads = false;  // compare reads with the pack's checksums

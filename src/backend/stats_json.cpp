@@ -26,6 +26,16 @@ nlohmann::json engine_stats_json(const EngineStats& stats) {
     layers.push_back(std::move(entry));
   }
 
+  nlohmann::json drives = nlohmann::json::array();
+  for (const DriveStats& drive : stats.io_drives) {
+    drives.push_back({{"path", drive.path},
+                      {"reads", drive.reads},
+                      {"bytes", drive.bytes},
+                      {"errors", drive.errors},
+                      {"mb_per_s", drive.mb_per_s},
+                      {"dropped", drive.dropped}});
+  }
+
   nlohmann::json json;
   json["streaming"] = stats.streaming;
   json["model"] = stats.model;
@@ -37,7 +47,7 @@ nlohmann::json engine_stats_json(const EngineStats& stats) {
   json["io"] = {
       {"path", stats.io_path},     {"direct", stats.io_direct},   {"reads", stats.io_reads},
       {"bytes", stats.io_bytes},   {"seconds", stats.io_seconds}, {"retries", stats.io_retries},
-      {"errors", stats.io_errors},
+      {"errors", stats.io_errors}, {"drives", std::move(drives)},
   };
   json["prefetch"] = nlohmann::json::object();
   json["time"] = {{"route_sync_s", stats.route_sync_s}, {"stall_s", stats.stall_s}, {"compute_s", stats.compute_s}};

@@ -6,11 +6,13 @@
 
 #include <algorithm>
 #include <cstring>
+#include <span>
 
 #include "backend/registry.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "io/system_memory.h"
+#include "loader/drives.h"
 
 namespace sluice {
 
@@ -250,11 +252,13 @@ Status StreamedModel::finish_locked() {
   if (!options_.trace_path.empty()) {
     if (Status status = open_trace(sources, top_k); !status) return status;
   }
+  const std::span<const std::shared_ptr<const File>> model_files =
+      catalog_ ? std::span(catalog_->files) : std::span<const std::shared_ptr<const File>>();
+  auto device = open_drives({options_.io, options_.direct, options_.mirrors}, sources, model_files);
+  if (!device) return device.error();
   const SlotPlan plan = plan_layout(sources, top_k);
   const auto budget = resolve_budget(plan, dense_bytes);
   if (!budget) return budget.error();
-  auto device = open_device(options_.io);
-  if (!device) return device.error();
   auto loader = Loader::create(std::move(sources), std::move(device).value(),
                                {.budget_bytes = *budget, .top_k = top_k, .policy = options_.policy,
                                 .verify_slots = options_.verify_slots, .verify_reads = options_.verify_reads});

@@ -97,6 +97,13 @@ void add_run_options(CLI::App& command, RunOptions& options) {
   add_parsed(command, "--io", options.io, parse_io_path, "auto|io_uring|pread", "how experts are read")->group(memory);
   add_parsed(command, "--direct", options.direct, parse_direct_mode, "auto|on|off", "read past the page cache")
       ->group(memory);
+  command
+      .add_option("--mirror", options.mirrors,
+                  "folder on another drive with a copy of the model: reads are shared out (repeatable)")
+      ->type_name("DIR")
+      ->expected(1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+      ->group(memory);
   add_parsed(command, "--policy", options.policy, parse_policy, "lru|lfu|lfru|s3fifo", "which expert gives up its slot")
       ->group(memory);
   command.add_flag("--verify-reads", options.verify_reads, "compare what is read with the checksums of a pack")->group(memory);
@@ -156,6 +163,7 @@ EngineOptions engine_options_with_flags(const EngineOptions& environment, const 
   if (options.budget) engine.budget = *options.budget;
   if (options.io) engine.io.path = *options.io;
   if (options.direct) engine.direct = *options.direct;
+  if (!options.mirrors.empty()) engine.mirrors = options.mirrors;
   if (options.policy) engine.policy = *options.policy;
   if (options.verify_reads) engine.verify_reads = true;
   if (options.verify_slots) engine.verify_slots = true;

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "backend/engine.h"
 #include "base/log.h"
@@ -42,6 +43,7 @@ struct RunOptions {
   std::optional<BudgetSpec> budget;
   std::optional<IoPath> io;
   std::optional<DirectMode> direct;
+  std::vector<std::string> mirrors;
   std::optional<PolicyKind> policy;
   bool verify_reads = false;
   bool verify_slots = false;

@@ -26,6 +26,7 @@
 
 #include "base/result.h"
 #include "io/file.h"
+#include "trace/engine_stats.h"
 
 namespace sluice {
 
@@ -81,6 +82,8 @@ class Device {
   // Reads that were submitted and neither delivered nor cancelled.
   virtual size_t pending() const = 0;
   virtual DeviceStats stats() const = 0;
+  // By drive, where the reads go to copies on several.
+  virtual std::vector<DriveStats> drive_stats() const { return {}; }
   virtual std::string name() const = 0;  // "io_uring", "pread", "memory", "fault(io_uring)"
 };
 

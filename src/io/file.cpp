@@ -1,6 +1,7 @@
 #include "io/file.h"
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -142,8 +143,24 @@ Result<std::shared_ptr<const File>> File::open(const std::string& path, DirectMo
   return std::shared_ptr<const File>(std::move(file));
 }
 
+Result<std::shared_ptr<const File>> File::aligned_to(uint64_t align_bytes) const {
+  std::shared_ptr<File> file(new File);
+  const auto duplicate = [](int fd) { return ::fcntl(fd, F_DUPFD_CLOEXEC, 0); };
+  file->path_ = path_;
+  file->size_bytes_ = size_bytes_;
+  file->device_ = device_;
+  file->inode_ = inode_;
+  file->modified_ns_ = modified_ns_;
+  file->direct_ = direct_;
+  file->align_bytes_ = std::max(align_bytes_, align_bytes);
+  file->buffered_fd_ = duplicate(buffered_fd_);
+  file->fd_ = file->buffered_fd_ < 0 || fd_ == buffered_fd_ ? file->buffered_fd_ : duplicate(fd_);
+  if (file->fd_ < 0) return make_system_error(ErrorCode::kDeviceError, errno, "cannot open '{}' once more", path_);
+  return std::shared_ptr<const File>(std::move(file));
+}
+
 File::~File() {
-  if (fd_ != buffered_fd_) ::close(fd_);
+  if (fd_ != buffered_fd_ && fd_ >= 0) ::close(fd_);
   if (buffered_fd_ >= 0) ::close(buffered_fd_);
 }
 
@@ -173,6 +190,15 @@ Status File::read_exactly(uint64_t offset, void* destination, uint64_t bytes) co
                         .align_bytes = 1,
                         .destination = static_cast<std::byte*>(destination)})
       .status;
+}
+
+void raise_descriptor_limit(uint64_t n_files) {
+  rlimit limit = {};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
+  // Beside those that the process had room for before.
+  const rlim_t wanted = limit.rlim_cur + 2 * n_files;
+  limit.rlim_cur = limit.rlim_max == RLIM_INFINITY ? wanted : std::min(wanted, limit.rlim_max);
+  ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
 }  // namespace sluice

@@ -29,6 +29,10 @@ class File {
  public:
   static Result<std::shared_ptr<const File>> open(const std::string& path, DirectMode mode);
 
+  // Another handle of the very same open file, whose reads are aligned to this power of two at least: for reads that
+  // must suit a copy on another drive too.
+  Result<std::shared_ptr<const File>> aligned_to(uint64_t align_bytes) const;
+
   File(const File&) = delete;
   File& operator=(const File&) = delete;
   ~File();
@@ -67,5 +71,8 @@ class File {
   bool direct_ = false;
   uint64_t align_bytes_ = 1;
 };
+
+// Makes room for this many more files, each with up to two descriptors, as far as the process may.
+void raise_descriptor_limit(uint64_t n_files);
 
 }  // namespace sluice

@@ -392,6 +392,7 @@ void Loader::add_stats(EngineStats& stats) const {
   stats.io_direct = std::all_of(sources_.begin(), sources_.end(), [](const LayerSource& source) {
     return std::all_of(source.spans.begin(), source.spans.end(), [](const SpanSource& span) { return span.file->direct(); });
   });
+  stats.io_drives = device_->drive_stats();
   stats.io_reads += device.reads;
   stats.io_bytes += device.bytes;
   stats.io_retries += device.retries;

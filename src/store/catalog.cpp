@@ -126,15 +126,6 @@ Result<Part> open_part(const std::string& path, DirectMode mode) {
   return Part{*file, std::move(*header), *split, architecture->value_or("")};
 }
 
-// Every part stays open, with up to two descriptors each, beside those that the process had room for before.
-void raise_descriptor_limit(uint64_t n_parts) {
-  rlimit limit{};
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
-  const rlim_t wanted = limit.rlim_cur + 2 * n_parts;
-  limit.rlim_cur = limit.rlim_max == RLIM_INFINITY ? wanted : std::min(wanted, limit.rlim_max);
-  setrlimit(RLIMIT_NOFILE, &limit);
-}
-
 Error explain_part_error(const Error& error, const std::string& path, uint64_t number, uint64_t count) {
   if (error.system_error == ENOENT) {
     return make_error(ErrorCode::kNotFound, "part {} of {} is missing: {}", number, count, path);

@@ -37,6 +37,16 @@ struct ExpertCounters {
   }
 };
 
+// One of the drives that hold the model, when there are copies of it.
+struct DriveStats {
+  std::string path;       // its folder
+  uint64_t reads = 0;     // ended there, well or badly
+  uint64_t bytes = 0;
+  uint64_t errors = 0;    // reads that failed there and were repeated elsewhere, or failed for good
+  double mb_per_s = 0;    // as measured lately
+  bool dropped = false;   // failed too often, or its copy was changed
+};
+
 struct EngineStats {
   bool streaming = false;
   std::string model;               // what the experts are read from
@@ -53,6 +63,7 @@ struct EngineStats {
   uint64_t io_bytes = 0;
   uint64_t io_retries = 0;
   uint64_t io_errors = 0;
+  std::vector<DriveStats> io_drives;  // empty when the model is on one drive
   double io_seconds = 0;           // at least one read was in flight
   double route_sync_s = 0;         // reading the router's choice and planning
   double stall_s = 0;              // waiting for reads with nothing left to compute

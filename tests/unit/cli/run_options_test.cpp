@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <string>
+#include <vector>
 
 namespace sluice {
 namespace {
@@ -27,6 +28,15 @@ TEST(RunOptions, DefaultsAreTheDocumentedOnes) {
   EXPECT_FALSE(options.prompt);
   EXPECT_FALSE(options.budget);
   EXPECT_EQ(options.log_level, LogLevel::kWarning);
+}
+
+TEST(RunOptions, MirrorsAddUpAndWinOverTheEnvironment) {
+  const RunOptions options = parsed("-m m.gguf --mirror a --mirror b");
+  EXPECT_EQ(options.mirrors, (std::vector<std::string>{"a", "b"}));
+  EngineOptions environment;
+  environment.mirrors = {"c"};
+  EXPECT_EQ(engine_options_with_flags(environment, options).mirrors, options.mirrors);
+  EXPECT_EQ(engine_options_with_flags(environment, parsed("-m m.gguf")).mirrors, environment.mirrors);
 }
 
 TEST(RunOptions, ReadsEveryFlag) {
