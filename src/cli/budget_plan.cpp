@@ -128,12 +128,15 @@ Result<BudgetPlan> plan_budget(const BudgetInputs& inputs) {
                       inputs.context_tokens, format_bytes(inputs.dense_bytes), format_bytes(inputs.context.kv), format_bytes(inputs.context.compute),
                       format_bytes(inputs.available_bytes));
   }
+  // Of very small experts the least number of slots and staging buffers takes more than all experts' bytes.
+  const uint64_t all_bytes = std::max(inputs.expert_bytes, inputs.budget_bytes_min);
   switch (inputs.spec.kind) {
-    case BudgetSpec::Kind::kAuto: plan.budget_bytes = std::min(plan.left_bytes, inputs.expert_bytes); break;
+    case BudgetSpec::Kind::kAuto: plan.budget_bytes = std::min(plan.left_bytes, all_bytes); break;
     case BudgetSpec::Kind::kBytes: plan.budget_bytes = inputs.spec.bytes; break;
     case BudgetSpec::Kind::kPercent:
       plan.budget_bytes =
           static_cast<uint64_t>(std::llround(static_cast<double>(inputs.expert_bytes) * inputs.spec.percent / 100.0));
+      if (inputs.spec.percent >= 100) plan.budget_bytes = all_bytes;
       break;
   }
   if (plan.budget_bytes < inputs.budget_bytes_min) {

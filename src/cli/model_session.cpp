@@ -97,7 +97,7 @@ Status ModelSession::plan_memory(SessionOptions& options) {
   if (options.engine.budget.kind == BudgetSpec::Kind::kAuto) {
     // Room for all is asked for as a share: the engine adds what alignment costs, which the bytes in the file leave
     // out.
-    const bool all = plan->budget_bytes == catalog_.expert_bytes;
+    const bool all = plan->budget_bytes >= catalog_.expert_bytes;
     options.engine.budget = all ? BudgetSpec{.kind = BudgetSpec::Kind::kPercent, .percent = 100}
                                 : BudgetSpec{.kind = BudgetSpec::Kind::kBytes, .bytes = plan->budget_bytes};
   }

@@ -40,6 +40,21 @@ TEST(BudgetPlan, AutomaticBudgetIsNeverMoreThanAllExperts) {
   EXPECT_EQ(plan->budget_bytes, 3 * kGiB);
 }
 
+// Guards against a refusal of models whose experts are so small that the least staging outweighs them.
+TEST(BudgetPlan, AllExpertsIsNeverLessThanWhatWorks) {
+  BudgetInputs inputs = inputs_of_a_16_gib_machine();
+  inputs.expert_bytes = 13'824;
+  inputs.budget_bytes_min = 19'840;
+  for (const BudgetSpec& spec : {BudgetSpec{}, BudgetSpec{.kind = BudgetSpec::Kind::kPercent, .percent = 100}}) {
+    inputs.spec = spec;
+    const Result<BudgetPlan> plan = plan_budget(inputs);
+    ASSERT_TRUE(plan) << plan.error().text;
+    EXPECT_EQ(plan->budget_bytes, 19'840u);
+  }
+  inputs.spec = {.kind = BudgetSpec::Kind::kPercent, .percent = 99};
+  EXPECT_FALSE(plan_budget(inputs));
+}
+
 TEST(BudgetPlan, SmallMachinesKeepTheSmallestReserve) {
   BudgetInputs inputs = inputs_of_a_16_gib_machine();
   inputs.available_bytes = 4 * kGiB;
