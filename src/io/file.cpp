@@ -45,22 +45,32 @@ uint64_t direct_align_bytes([[maybe_unused]] int fd) {
   return kAlignBytesDefault;
 }
 
-// The first block, read directly. Empty when it arrived, else why not.
-std::optional<std::string> probe_direct_read(int fd, uint64_t align_bytes, uint64_t size_bytes) {
-  void* block = std::aligned_alloc(align_bytes, align_bytes);
-  if (block == nullptr) return "no memory for the first block";
+// One block, read directly. Empty when it arrived, else why not.
+std::optional<std::string> probe_block(int fd, std::byte* block, uint64_t offset, uint64_t bytes, uint64_t wanted) {
   ssize_t got = 0;
   do {
-    got = ::pread(fd, block, align_bytes, 0);
+    got = ::pread(fd, block, bytes, static_cast<off_t>(offset));
   } while (got < 0 && errno == EINTR);
-  const int error = errno;
-  std::free(block);
-  if (got < 0) return fmt::format("a direct read failed: {}", errno_text(error));
-  const uint64_t wanted = std::min(align_bytes, size_bytes);
-  if (static_cast<uint64_t>(got) != wanted) {
-    return fmt::format("a direct read of {} bytes returned {}", wanted, got);
+  if (got < 0) return fmt::format("a direct read failed: {}", errno_text(errno));
+  if (static_cast<uint64_t>(got) == wanted) return std::nullopt;
+  return fmt::format("a direct read of {} bytes at offset {} returned {}", wanted, offset, got);
+}
+
+// The two reads that a file system with other wishes than it says would refuse: one whose address and offset are
+// aligned as promised and no better, and the last block, which the file may fill only partly.
+std::optional<std::string> probe_direct_reads(int fd, uint64_t align_bytes, uint64_t size_bytes) {
+  auto* memory = static_cast<std::byte*>(std::aligned_alloc(2 * align_bytes, 2 * align_bytes));
+  if (memory == nullptr) return "no memory for a block";
+  const uint64_t first = size_bytes > align_bytes ? align_bytes : 0;
+  const uint64_t last = size_bytes > 0 ? align_down(size_bytes - 1, align_bytes) : 0;
+  std::optional<std::string> refusal;
+  for (const uint64_t offset : {first, last}) {
+    const uint64_t wanted = std::min(align_bytes, size_bytes - offset);
+    refusal = probe_block(fd, memory + align_bytes, offset, align_bytes, wanted);
+    if (refusal) break;
   }
-  return std::nullopt;
+  std::free(memory);
+  return refusal;
 }
 
 ErrorCode code_of_open_error(int error) {
@@ -117,13 +127,18 @@ Result<std::shared_ptr<const File>> File::open(const std::string& path, DirectMo
         direct_info.st_ino != info.st_ino) {
       return make_error(ErrorCode::kChanged, "'{}' was replaced while it was being opened", path);
     }
-    const uint64_t align_bytes = direct_align_bytes(direct_fd);
+    uint64_t align_bytes = direct_align_bytes(direct_fd);
     if (align_bytes == 0) {
       refusal = "the file system has no direct reads for this file";
     } else if (::fcntl(direct_fd, F_SETFL, O_RDONLY | O_DIRECT) != 0) {
       refusal = fmt::format("the descriptor refused direct reads: {}", errno_text(errno));
     } else {
-      refusal = probe_direct_read(direct_fd, align_bytes, file->size_bytes_);
+      refusal = probe_direct_reads(direct_fd, align_bytes, file->size_bytes_);
+      // Some ask for whole pages and say otherwise.
+      if (refusal && align_bytes < kAlignBytesDefault) {
+        align_bytes = kAlignBytesDefault;
+        refusal = probe_direct_reads(direct_fd, align_bytes, file->size_bytes_);
+      }
     }
     if (!refusal) {
       file->direct_ = true;

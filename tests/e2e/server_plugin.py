@@ -29,16 +29,18 @@ def free_port():
 
 
 class Server:
-    """A llama-server on a loopback port, ready when constructed. stop() ends it; leaving `with` does so by force."""
+    """A llama-server on a loopback port, ready when constructed. stop() ends it; leaving `with` does so by force.
 
-    def __init__(self, paths, environment, slots):
+    `context`: tokens of one slot."""
+
+    def __init__(self, paths, environment, slots, context=512, flags=()):
         # Someone else may take the port between its choice and its use.
         for _ in range(3):
             self.port = free_port()
             self.log = open(paths.folder / f"server-{self.port}.log", "w+b")
             self.process = subprocess.Popen(
                 [paths.llama_bin / "llama-server", "-m", paths.model, "--host", "127.0.0.1", "--port", str(self.port),
-                 "-np", str(slots), "-c", str(512 * slots), *SERVER_FLAGS],
+                 "-np", str(slots), "-c", str(context * slots), *SERVER_FLAGS, *flags],
                 env=environment, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log)
             if self.is_ready():
                 return
