@@ -1,5 +1,5 @@
 // One block of page-aligned memory for slots or staging, taken once and given back at destruction: anonymous, so the
-// kernel cannot reclaim it to a file; in huge pages where the system offers them transparently.
+// kernel cannot reclaim it to a file; in huge pages where the system offers them transparently, else in small ones with one line that says so.
 //
 // Errors   kNoMemory with the bytes that were wanted.
 // Threads  const after create.

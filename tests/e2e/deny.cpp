@@ -1,6 +1,6 @@
 // deny CALL=ERROR... -- PROGRAM ARGUMENTS...: runs a program whose system calls of these names are answered with an
-// error, as in a container whose seccomp rules forbid them. CALL: io_uring_setup, io_uring_enter, io_uring_register;
-// ERROR: EPERM, ENOSYS, ENOMEM. Exit 77: the kernel takes no filter.
+// error, as in a container whose seccomp rules forbid them. CALL: io_uring_setup, io_uring_enter, io_uring_register,
+// madvise; ERROR: EPERM, ENOSYS, ENOMEM, EINVAL. Exit 77: the kernel takes no filter.
 #include <errno.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -30,8 +30,9 @@ struct Name {
 };
 constexpr Name kCalls[] = {{"io_uring_setup", SYS_io_uring_setup},
                            {"io_uring_enter", SYS_io_uring_enter},
-                           {"io_uring_register", SYS_io_uring_register}};
-constexpr Name kErrors[] = {{"EPERM", EPERM}, {"ENOSYS", ENOSYS}, {"ENOMEM", ENOMEM}};
+                           {"io_uring_register", SYS_io_uring_register},
+                           {"madvise", SYS_madvise}};
+constexpr Name kErrors[] = {{"EPERM", EPERM}, {"ENOSYS", ENOSYS}, {"ENOMEM", ENOMEM}, {"EINVAL", EINVAL}};
 
 }  // namespace
 
@@ -56,7 +57,8 @@ int main(int argc, char** argv) {
   }
   program.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW));
   const sock_fprog filter = {.len = static_cast<unsigned short>(program.size()), .filter = program.data()};
-  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) != 0) return 77;
+  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) != 0)
+    return 77;
   execvp(argv[i + 1], argv + i + 1);
   std::perror("deny");
   return 127;

@@ -14,7 +14,7 @@ import subprocess
 import generation
 import support
 
-TOKENS = 300
+TOKENS = 150
 
 
 def start(paths, model, *flags):

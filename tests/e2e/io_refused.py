@@ -2,7 +2,7 @@
 """Guards against a start that fails, and against paths that drift apart, where the system gives less than we ask for.
 
 io_uring refused by a container's rules, at setup, at the first use, or only when files and buffers are registered; no
-locked memory (without CAP_IPC_LOCK, for root passes otherwise); a small address space; few descriptors. Where nothing was
+locked memory (without CAP_IPC_LOCK, for root passes otherwise); no huge pages; a small address space; few descriptors. Where nothing was
 demanded: the same tokens and counters by way of the other path, one line with reason and remedy. Demanded by name:
 refused at start. The plugin falls back too and never ends its host.
 """
@@ -91,6 +91,11 @@ def test(paths, checks):
     given = run("-v", preexec=no_locked_memory(0))
     generation.check_same(checks, "no locked memory", given, plain)
     generation.check_one_line(checks, "no locked memory", given, "locked memory", "ulimit -l")
+    # A kernel without transparent huge pages. Only a pool that would be in huge pages says so.
+    large = run("-v", budget="8MiB")
+    given = run("-v", denied="madvise=EINVAL", budget="8MiB")
+    if generation.check_same(checks, "no huge pages", given, large):
+        generation.check_one_line(checks, "no huge pages", given, "small pages", "huge pages are")
     given = run(preexec=limited(resource.RLIMIT_NOFILE, 24))
     generation.check_same(checks, "24 descriptors", given, plain)
     given = run("-q", preexec=limited(resource.RLIMIT_AS, GIB))

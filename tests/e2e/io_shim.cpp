@@ -1,5 +1,6 @@
-// io_shim.so: a drive and a file system with odd habits, for programs started with LD_PRELOAD. Stands between the program
-// and pread, open and statx of files whose path ends with .gguf; everything else passes. It does not see io_uring.
+// io_shim.so: a drive and a file system with odd habits, for programs started with LD_PRELOAD. Stands between the
+// program and pread, open and statx of files whose path ends with .gguf; everything else passes. It does not see
+// io_uring.
 //
 // SHIM_HABITS  a list with commas:
 //   short        every read returns a part of what was asked: from one byte, for direct reads from one block of 512
@@ -50,16 +51,26 @@ struct Habits {
       const size_t equals = word.find('=');
       const std::string name = word.substr(0, equals);
       const uint64_t number = equals == std::string::npos ? 1 : std::strtoull(word.c_str() + equals + 1, nullptr, 10);
-      if (name == "short") short_reads = true;
-      else if (name == "eintr") eintr = true;
-      else if (name == "int_max") int_max = true;
-      else if (name == "eio") eio = number;
-      else if (name == "eio_for") eio_for = number;
-      else if (name == "no_direct") no_direct = true;
-      else if (name == "bad_direct") bad_direct = true;
-      else if (name == "pages") pages = true;
-      else if (name == "no_tail") no_tail = true;
-      else if (name == "no_align") no_align = true;
+      if (name == "short")
+        short_reads = true;
+      else if (name == "eintr")
+        eintr = true;
+      else if (name == "int_max")
+        int_max = true;
+      else if (name == "eio")
+        eio = number;
+      else if (name == "eio_for")
+        eio_for = number;
+      else if (name == "no_direct")
+        no_direct = true;
+      else if (name == "bad_direct")
+        bad_direct = true;
+      else if (name == "pages")
+        pages = true;
+      else if (name == "no_tail")
+        no_tail = true;
+      else if (name == "no_align")
+        no_align = true;
       else {
         std::fprintf(stderr, "io_shim: no habit is called '%s'\n", name.c_str());
         _exit(99);
@@ -77,7 +88,9 @@ std::atomic<uint64_t> reads = 0;
 std::atomic<uint64_t> expert_reads = 0;
 std::atomic<int64_t> broken_offset = -1;
 
-bool is_model_path(std::string_view path) { return path.ends_with(".gguf"); }
+bool is_model_path(std::string_view path) {
+  return path.ends_with(".gguf");
+}
 
 bool is_model(int fd) {
   char link[64];
@@ -105,7 +118,8 @@ ssize_t odd_pread(int fd, void* data, size_t bytes, off64_t offset) {
   if (habit.eintr && number % 2 == 0) return refuse(EINTR);
   if (habit.int_max && bytes > INT_MAX) return refuse(EINVAL);
   if (direct && habit.bad_direct) return refuse(EINVAL);
-  if (direct && habit.pages && (reinterpret_cast<uintptr_t>(data) % 4096 != 0 || offset % 4096 != 0)) return refuse(EINVAL);
+  if (direct && habit.pages && (reinterpret_cast<uintptr_t>(data) % 4096 != 0 || offset % 4096 != 0))
+    return refuse(EINVAL);
   if (direct && habit.no_tail) {
     struct stat info = {};
     if (fstat(fd, &info) == 0 && offset + static_cast<off64_t>(bytes) > info.st_size) return refuse(EINVAL);
@@ -148,8 +162,12 @@ struct Log {
 
 #define SHIM_EXPORT extern "C" __attribute__((visibility("default")))
 
-SHIM_EXPORT ssize_t pread(int fd, void* data, size_t bytes, off_t offset) { return odd_pread(fd, data, bytes, offset); }
-SHIM_EXPORT ssize_t pread64(int fd, void* data, size_t bytes, off64_t offset) { return odd_pread(fd, data, bytes, offset); }
+SHIM_EXPORT ssize_t pread(int fd, void* data, size_t bytes, off_t offset) {
+  return odd_pread(fd, data, bytes, offset);
+}
+SHIM_EXPORT ssize_t pread64(int fd, void* data, size_t bytes, off64_t offset) {
+  return odd_pread(fd, data, bytes, offset);
+}
 
 SHIM_EXPORT int open(const char* path, int flags, ...) {
   static const auto function = next_function<int (*)(const char*, int, ...)>("open");
