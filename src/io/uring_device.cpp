@@ -183,13 +183,14 @@ void UringDevice::poll(std::vector<ReadCompletion>& completions) {
 
 void UringDevice::wait(std::vector<ReadCompletion>& completions) {
   const size_t count_before = completions.size();
-  poll(completions);
+  if (broken_error_ == 0) reap(completions);
   while (completions.size() == count_before && pending() > 0) {
     if (broken_error_ != 0) {
-      std::this_thread::sleep_for(std::chrono::microseconds(200));
       fail_pending(completions);
+      if (completions.size() == count_before) std::this_thread::sleep_for(std::chrono::microseconds(200));
       continue;
     }
+    // One call hands over what is queued and waits: a single read costs no second one.
     start_queued();
     enter(1);
     reap(completions);
