@@ -66,11 +66,23 @@ std::shared_ptr<const File> SourceFinder::open(Identity identity, const std::str
   if (const auto it = files_.find(identity); it != files_.end()) return it->second;
   auto file = File::open(path, mode_);
   if (!file) {
-    log_warning("{}", file.error().message());
+    // The process may have other files open that direct I/O does not suit: those are nobody's fault.
+    const bool demanded = file.error().code == ErrorCode::kUnsupported;
+    const auto buffered = demanded ? File::open(path, DirectMode::kOff) : file;
+    if (!demanded) {
+      log_warning_once("{}", file.error().message());
+    } else if (refusal_.ok() && buffered && is_gguf(**buffered)) {
+      refusal_ = file.error();
+    }
     return nullptr;
   }
   if (Identity{(*file)->device(), (*file)->inode()} != identity) return nullptr;
   return files_[identity] = *file;
+}
+
+bool SourceFinder::is_gguf(const File& file) {
+  char magic[4] = {};
+  return file.read_exactly(0, magic, sizeof(magic)).ok() && std::memcmp(magic, GGUF_MAGIC, sizeof(magic)) == 0;
 }
 
 std::optional<FoundRange> SourceFinder::find_mapping(const void* address) {
@@ -91,8 +103,7 @@ const std::map<std::string, SourceFinder::GgufTensor>& SourceFinder::gguf_tensor
   const Identity identity{file.device(), file.inode()};
   if (const auto it = tensors_.find(identity); it != tensors_.end()) return it->second;
   std::map<std::string, GgufTensor>& tensors = tensors_[identity];
-  char magic[4] = {};
-  if (!file.read_exactly(0, magic, sizeof(magic)) || std::memcmp(magic, GGUF_MAGIC, sizeof(magic)) != 0) return tensors;
+  if (!is_gguf(file)) return tensors;
   // The loader of this process has read the same header before: it is sound.
   gguf_context* gguf = gguf_init_from_file(file.path().c_str(), {.no_alloc = true, .ctx = nullptr});
   if (gguf == nullptr) return tensors;

@@ -36,6 +36,9 @@ class SourceFinder {
   std::optional<FoundRange> find_mapping(const void* address);
   // A tensor of an open GGUF.
   std::optional<FoundRange> find_tensor(const ggml_tensor* tensor);
+  // kUnsupported when a GGUF was found that cannot be read as the mode demands: the model must be refused then, not
+  // kept in memory.
+  const Status& refusal() const { return refusal_; }
 
  private:
   using Identity = std::pair<uint64_t, uint64_t>;  // device, inode
@@ -49,7 +52,10 @@ class SourceFinder {
   std::vector<std::pair<Identity, std::string>> open_files() const;
   const std::map<std::string, GgufTensor>& gguf_tensors(const File& file);
 
+  static bool is_gguf(const File& file);
+
   DirectMode mode_;
+  Status refusal_;
   std::map<Identity, std::shared_ptr<const File>> files_;
   std::map<Identity, std::map<std::string, GgufTensor>> tensors_;
 };

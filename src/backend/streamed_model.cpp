@@ -149,7 +149,9 @@ void StreamedModel::keep_in_memory(StreamedTensor& tensor, std::byte* memory) {
     log_error("{}", failure_.error().message());
     return;
   }
-  log_line_once(LogLevel::kInfo, "experts whose bytes come from no certain file are kept in memory, not streamed");
+  if (finder_.refusal().ok()) {
+    log_line_once(LogLevel::kInfo, "experts whose bytes come from no certain file are kept in memory, not streamed");
+  }
   if (before) (void)before->read_exactly(tensor.offset, memory, tensor.received_bytes);
 }
 
@@ -211,6 +213,7 @@ Result<uint64_t> StreamedModel::resolve_budget(const SlotPlan& plan, uint64_t de
 }
 
 Status StreamedModel::finish_locked() {
+  if (!finder_.refusal().ok()) return finder_.refusal();
   std::vector<LayerSource> sources;
   std::shared_ptr<const File> file;
   for (const auto& [key, tensor] : tensors_) {

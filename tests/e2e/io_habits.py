@@ -68,6 +68,25 @@ def test(paths, checks):
         given = run(paths, model, habits, "--direct", "on")
         checks.that(given.done.code == 1, f"{habits}, --direct on: {given.done.told()}; wanted exit 1")
         generation.check_one_line(checks, f"{habits}, --direct on", given, "direct I/O was asked for", reason)
+    # The plugin: falls back as we do; what was demanded ends the tool instead of being kept in memory without a word.
+    for mode in ("mmap", "none"):
+        bench = [paths.llama_bin / "llama-bench", "-m", model, "-p", "16", "-n", "2", "-r", "1", "-t", "1", "--repack",
+                 "0", "-lm", mode]
+        for demanded in (False, True):
+            what = f"plugin, {mode}, direct I/O {'demanded' if demanded else 'not to be had'}"
+            stats = paths.folder / "plugin.json"
+            environment = shimmed(paths, "bad_direct", GGML_BACKEND_PATH=paths.plugin, SLUICE_BUDGET="40%",
+                                  SLUICE_IO="pread", SLUICE_STATS=stats, **({"SLUICE_DIRECT": "on"} if demanded else {}))
+            done = support.run(bench, environment)
+            lines = [line for line in done.err.splitlines() if line.startswith("sluice:") and "direct" in line]
+            checks.that(done.signal == 0 and (done.code != 0) == demanded, f"{what}: {done.told()}")
+            if demanded:
+                checks.equal(f"{what}: lines {lines}", len(lines), 1)
+                checks.that(all("was asked for" in line for line in lines), f"{what}: {lines}")
+            else:
+                checks.that(any("no direct I/O" in line for line in lines), f"{what}: {lines}")
+                support.check_streamed(checks, what, stats, model)
+
     # A file system that wants whole pages, and says so not at all or wrongly.
     for habits in ("pages,no_align", "pages"):
         given = run(paths, model, habits)
@@ -77,4 +96,4 @@ def test(paths, checks):
 
 
 if __name__ == "__main__":
-    support.main(test, "sluice", "shim", "make-model", "model")
+    support.main(test, "sluice", "plugin", "shim", "make-model", "llama-bin", "model")

@@ -75,6 +75,10 @@ def test(paths, checks):
                             "-n", "2", "-r", "1", "-t", "1", "--repack", "0"],
                            support.plugin_environment(paths.plugin, SLUICE_BUDGET="10%"))
         checks.that(done.code == 0 and "pool of threads" in done.err, f"{denied}, plugin: {done.told()}")
+        done = support.run(done.command, support.plugin_environment(paths.plugin, SLUICE_IO="io_uring"))
+        lines = [line for line in done.err.splitlines() if line.startswith("sluice:") and words[0] in line]
+        checks.that(done.signal == 0 and done.code != 0, f"{denied}, plugin, io_uring demanded: {done.told()}")
+        checks.equal(f"{denied}, plugin, io_uring demanded: lines {lines}", len(lines), 1)
 
     given = run("-v", denied="io_uring_register=ENOMEM")
     if generation.check_same(checks, "nothing can be registered", given, plain):
