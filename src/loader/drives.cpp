@@ -27,15 +27,15 @@ Result<std::unique_ptr<Device>> open_drives(const DriveOptions& options, std::ve
     return make_error(ErrorCode::kBadArgument, "mirror: wanted at most {} folders, given {}",
                       MirrorDevice::kDrivesMax - 1, options.mirrors.size());
   }
-  std::vector<std::string> drives = {folder_of(sources.front().matrices.front().file->path())};
+  std::vector<std::string> drives = {folder_of(sources.front().spans.front().file->path())};
   drives.insert(drives.end(), options.mirrors.begin(), options.mirrors.end());
 
   // In the sources' order, so that the first fault that is told is the same every time.
   std::vector<MirroredFile> files;
   std::map<const File*, size_t> index_of_file;
   for (const LayerSource& source : sources) {
-    for (const MatrixSource& matrix : source.matrices) {
-      if (index_of_file.try_emplace(matrix.file.get(), files.size()).second) files.push_back({matrix.file, {}});
+    for (const SpanSource& span : source.spans) {
+      if (index_of_file.try_emplace(span.file.get(), files.size()).second) files.push_back({span.file, {}});
     }
   }
   for (const auto& file : other_files) {
@@ -56,7 +56,7 @@ Result<std::unique_ptr<Device>> open_drives(const DriveOptions& options, std::ve
     file.primary = std::move(*aligned);
   }
   for (LayerSource& source : sources) {
-    for (MatrixSource& matrix : source.matrices) matrix.file = files[index_of_file.at(matrix.file.get())].primary;
+    for (SpanSource& span : source.spans) span.file = files[index_of_file.at(span.file.get())].primary;
   }
 
   DeviceOptions io = options.io;

@@ -31,7 +31,7 @@ TEST(Drives, TheGreatestAlignmentHoldsAndBytesAreExact) {
     auto device = open_drives({.direct = DirectMode::kAuto, .mirrors = {copy.path}}, model->sources, {});
     ASSERT_TRUE(device.ok()) << device.error().message();
     for (const LayerSource& source : model->sources) {
-      for (const MatrixSource& matrix : source.matrices) EXPECT_EQ(matrix.file->align_bytes(), copy_align);
+      for (const SpanSource& span : source.spans) EXPECT_EQ(span.file->align_bytes(), copy_align);
     }
     const SlotPlan plan = plan_layout(model->sources, 2);
     auto loader = Loader::create(model->sources, std::move(*device), {.budget_bytes = plan.bytes_min * 2, .top_k = 2});
@@ -86,7 +86,7 @@ TEST(Drives, OtherFilesMustBeThereToo) {
   const auto model = make_test_model({5000}, 8, DirectMode::kOff);
   const auto other = make_test_model({5000}, 8, DirectMode::kOff);
   const CopyFolder copy(*model);
-  const std::array others = {other->sources.front().matrices.front().file};
+  const std::array others = {other->sources.front().spans.front().file};
   const auto device = open_drives({.mirrors = {copy.path}}, model->sources, others);
   ASSERT_FALSE(device.ok());
   EXPECT_EQ(device.error().code, ErrorCode::kNotFound);
