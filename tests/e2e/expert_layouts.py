@@ -7,6 +7,8 @@ Scales        every scale doubled, in a model whose experts have them: as stock,
 Gate and up   the same weights separate and fused into one tensor: the same logits, the same number of experts; shared
               experts are no routed ones.
 Counts        2, 512, 513 and 1024 experts, one used and all used: as stock, or the same verdict. A model with one expert.
+Groups        deepseek2 with a dense first layer, a shared expert, groups and a selection bias: as stock; groups that cannot
+              be are refused; a trailing layer that is only announced: stock's verdict.
 Override      --override-kv expert_used_count in a stock tool: the plugin's logits are stock's.
 Bad routers   rows of NaN or infinity: no crash, no hang, no read outside the experts; our program and the plugin come to
               an end as stock does.
@@ -134,14 +136,45 @@ def check_counts(paths, checks):
         if tensor.name.endswith(("_exps.weight", "ffn_gate_inp.weight")):
             tensor.data = tensor.data[:len(tensor.data) // 2]
             tensor.shape[-1] = 1
-    at = one.keys.index(b"qwen3moe.expert_count") + len(b"qwen3moe.expert_count") + 4
-    one.keys = one.keys[:at] + struct.pack("<I", 1) + one.keys[at + 4:]
+    one.set_u32("qwen3moe.expert_count", 1)
     model = paths.folder / "one.gguf"
     one.write(model)
     stock = support.run([paths.llama_bin / "llama-bench", "-m", model, "-p", "8", "-n", "2", "-r", "1", "-t", "1"])
     done = support.run([paths.sluice, "run", "-m", model, "--raw", "-p", "Hi", "-n", "2", "-t", "1", "-q"])
     checks.that(done.signal == 0 and (done.code == 0) == (stock.code == 0),
                 f"one expert: {done.told()}; stock: {stock.told()}")
+
+
+def check_groups_and_nextn(paths, checks):
+    model = make(paths, "groups", "--arch", "deepseek2", "--dense-layers", "1", "--shared-experts", "1",
+                 "--experts", "8", "--experts-used", "2", "--groups", "4", "--groups-used", "2", "--ff", "64", "--type",
+                 "q8_0")
+    check_equal_to_stock(paths, checks, "groups", model)
+    told = json.loads(support.run_ok([paths.sluice, "inspect", model, "--json"]).out)
+    checks.equal("first layer dense: layers with experts", [layer["layer"] for layer in told["expert_layers"]], [1])
+    checks.that(any(tensor.name.endswith("exp_probs_b.bias") for tensor in gguf_edit.Gguf(model).tensors),
+                "no selection bias, which shows nothing")
+
+    bad = paths.folder / "bad-groups.gguf"
+    for key, value in (("group_count", 3), ("group_used_count", 5), ("group_count", 0x7fffffff)):
+        gguf = gguf_edit.Gguf(model)
+        gguf.set_u32(f"deepseek2.expert_{key}", value)
+        gguf.write(bad)
+        done = support.run([paths.sluice, "inspect", bad])
+        checks.that(done.code == 1 and len(done.err.splitlines()) == 1 and "group" in done.err,
+                    f"expert_{key} {value}: {done.told()}")
+
+    # A layer that only predicts further tokens is announced, without its tensors: as stock takes it.
+    gguf = gguf_edit.Gguf(model)
+    gguf.set_u32("deepseek2.nextn_predict_layers", 1)
+    announced = paths.folder / "nextn.gguf"
+    gguf.write(announced)
+    done = support.run([paths.sluice, "inspect", announced])
+    checks.that(done.code == 0, f"nextn announced, inspect: {done.told()}")
+    stock = support.run([paths.llama_bin / "llama-bench", "-m", announced, "-p", "8", "-n", "2", "-r", "1", "-t", "1"])
+    done = support.run([paths.sluice, "run", "-m", announced, "--raw", "-p", "Hi", "-n", "2", "-t", "1", "-q"])
+    checks.that(done.signal == 0 and (done.code == 0) == (stock.code == 0),
+                f"nextn announced: {done.told()}; stock: {stock.told()}")
 
 
 def check_override(paths, checks):
@@ -197,6 +230,7 @@ def test(paths, checks):
     check_doubled_scales(paths, checks)
     check_fused(paths, checks)
     check_counts(paths, checks)
+    check_groups_and_nextn(paths, checks)
     check_override(paths, checks)
     check_bad_routers(paths, checks)
 

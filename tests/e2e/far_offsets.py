@@ -7,7 +7,6 @@ model with the same few experts does, on every path, each slot compared with the
 """
 
 import os
-import struct
 
 import generation
 import gguf_edit
@@ -18,12 +17,6 @@ USED = 4  # experts with weights
 COMPACT = 6  # the others are zeros with a zero row in the router
 FAR = 1024
 PLACES = [300, 700, 1000, 1023]  # where they lie among the many
-
-
-def key_with_value(keys, name, value):
-    at = keys.index(name) + len(name)
-    assert keys[at:at + 4] == struct.pack("<I", 4), "not a u32"
-    return keys[:at + 4] + struct.pack("<I", value) + keys[at + 8:]
 
 
 def slab_of(tensor):
@@ -45,7 +38,7 @@ def write_far(model, path):
         if tensor.name.endswith(("_exps.weight", "ffn_gate_inp.weight")):
             slabs[tensor.name] = slab_of(tensor)
             tensor.shape[-1] = FAR
-    model.keys = key_with_value(model.keys, b"qwen3moe.expert_count", FAR)
+    model.set_u32("qwen3moe.expert_count", FAR)
     sizes = [slabs[tensor.name] * FAR if tensor.name in slabs else len(tensor.data) for tensor in model.tensors]
     header = model.header(sizes)
     ends = []

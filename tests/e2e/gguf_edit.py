@@ -68,6 +68,19 @@ class Gguf:
     def padded(self, size):
         return -(-size // self.alignment) * self.alignment
 
+    def set_u32(self, key, value):
+        """Sets a key that holds a u32, or adds it."""
+        name, new = key.encode(), struct.pack("<II", 4, value)
+        entry = struct.pack("<Q", len(name)) + name
+        at = self.keys.find(entry)
+        if at < 0:
+            self.keys += entry + new
+            self.n_keys += 1
+            return
+        at += len(entry)
+        assert self.keys[at:at + 4] == new[:4], f"{key} is no u32"
+        self.keys = self.keys[:at] + new + self.keys[at + 8:]
+
     def find(self, name):
         return next(tensor for tensor in self.tensors if tensor.name == name)
 
