@@ -84,6 +84,14 @@ std::string format_report(const RunReport& report, bool colour) {
          fmt::format("{} by {}{}, per token {} (prompt) and {} (answer)", format_bytes(engine.io_bytes), engine.io_path,
                      engine.io_direct ? ", direct" : "", format_bytes(bytes_per_token(report.prefill)),
                      format_bytes(bytes_per_token(report.decode))));
+    if (!engine.io_drives.empty()) {
+      std::string drives;
+      for (const DriveStats& drive : engine.io_drives) {
+        drives += fmt::format("{}{} from {}{}", drives.empty() ? "" : ", ", format_bytes(drive.bytes), drive.path,
+                              drive.dropped ? " (dropped)" : "");
+      }
+      line("drives", drives);
+    }
     line("time", fmt::format("experts computed {}, stalled {}, routed {}", format_seconds(engine.compute_s),
                              format_seconds(engine.stall_s), format_seconds(engine.route_sync_s)));
   }

@@ -38,6 +38,23 @@ RunReport streamed_run() {
   return report;
 }
 
+TEST(Report, DrivesAreShownWhenThereAreSeveral) {
+  RunReport report = streamed_run();
+  EXPECT_EQ(format_report(report, false).find("drives"), std::string::npos);
+  EXPECT_TRUE(run_stats_json(report)["io"]["drives"].empty());
+  report.engine.io_drives = {{.path = "/fast", .reads = 7, .bytes = 3 << 20, .errors = 0, .mb_per_s = 2000},
+                             {.path = "/slow", .reads = 3, .bytes = 1 << 20, .errors = 3, .mb_per_s = 500, .dropped = true}};
+  EXPECT_NE(format_report(report, false).find("3.00 MiB from /fast, 1.00 MiB from /slow (dropped)"), std::string::npos)
+      << format_report(report, false);
+  const nlohmann::json drive = run_stats_json(report)["io"]["drives"][1];
+  EXPECT_EQ(drive["path"], "/slow");
+  EXPECT_EQ(drive["reads"], 3);
+  EXPECT_EQ(drive["bytes"], 1 << 20);
+  EXPECT_EQ(drive["errors"], 3);
+  EXPECT_EQ(drive["mb_per_s"], 500);
+  EXPECT_EQ(drive["dropped"], true);
+}
+
 TEST(Report, JsonHasTheKeysOfTheContract) {
   const nlohmann::json json = run_stats_json(streamed_run());
   for (const char* pointer : {"/streaming",
