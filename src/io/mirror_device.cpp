@@ -142,6 +142,11 @@ void MirrorDevice::take_arrivals(bool exact, std::vector<ReadCompletion>& comple
     Drive& drive = drives_[flight.drive];
     drive.queued_bytes -= flight.request.bytes;
     ++drive.stats.reads;
+    // Written to while it was read: the bytes may be the new ones.
+    if (completion.status.ok() && flight.drive > 0) {
+      completion.status = flight.file->copies[flight.drive - 1]->check_unchanged();
+      if (!completion.status.ok()) drop(flight.drive, completion.status.error());
+    }
     if (completion.status.ok()) {
       drive.failures_in_a_row = 0;
       drive.stats.bytes += flight.request.bytes_needed;

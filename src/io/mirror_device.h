@@ -12,7 +12,7 @@
 //          the rest of the run with one line. The primary drive still gets what no other can read.
 // Owns     the inner device and its share of the files.
 // Threads  as every device: one caller at a time.
-// Cost     as io/device.h, and one fstat for a read that goes to a copy.
+// Cost     as io/device.h, and an fstat before and after each read of a copy.
 #pragma once
 
 #include <cstdint>

@@ -86,13 +86,9 @@ Status Loader::start(uint32_t layer, std::span<const uint32_t> experts) {
   }
   const bool all_hits = std::all_of(experts.begin(), experts.end(),
                                     [&](uint32_t expert) { return pool_->find({layer, expert}).has_value(); });
+  if (!spoiled_.ok()) return spoiled_;
   if (!all_hits) {
-    const File* checked = nullptr;
-    for (const SpanSource& span : source.spans) {
-      if (span.file.get() == checked) continue;
-      checked = span.file.get();
-      if (Status status = checked->check_unchanged(); !status) return status;
-    }
+    if (Status status = check_files(source); !status) return status;
   }
   if (last_layer_ != kNone && layer <= last_layer_) pool_->advance();  // a new pass over the layers
   last_layer_ = layer;
@@ -138,6 +134,16 @@ Status Loader::start(uint32_t layer, std::span<const uint32_t> experts) {
   in_order_ = !unplaced_.empty();
   submit_waiting();
   collect(false);  // a device may start what was submitted only when it is polled
+  return {};
+}
+
+Status Loader::check_files(const LayerSource& source) const {
+  const File* checked = nullptr;
+  for (const SpanSource& span : source.spans) {
+    if (span.file.get() == checked) continue;
+    checked = span.file.get();
+    if (Status status = checked->check_unchanged(); !status) return status;
+  }
   return {};
 }
 
@@ -272,7 +278,12 @@ Result<std::span<const ReadyExpert>> Loader::next() {
   }
   handed_.clear();
   ready_.clear();
-  if (n_remaining_ == 0) return std::span<const ReadyExpert>();
+  if (n_remaining_ == 0) {
+    // Written to while it was read: bytes that were handed out may be the new ones, and so may what slots hold.
+    if (failure_.ok() && !reads_.empty()) failure_ = spoiled_ = check_files(sources_[source_of_layer_[layer_]]);
+    if (!failure_.ok()) return failure_.error();
+    return std::span<const ReadyExpert>();
+  }
   collect(false);
   const auto hand_out = [&](uint32_t index) {
     entries_[index].state = Entry::State::kHanded;

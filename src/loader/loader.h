@@ -15,7 +15,8 @@
 // Owns     pool, staging, device.
 // Errors   create: kNoMemory for a budget below the smallest; kBadArgument for verify_reads without checksums.
 //          start: kBadArgument for an expert id outside the layer (nothing is read then). next: the first read error;
-//          the failed slot is empty again, the demand is over, other demands go on.
+//          the failed slot is empty again, the demand is over, other demands go on. A file that was changed is noticed
+//          before anything is read, then what is resident stays usable; or after the reads, then nothing does.
 // Threads  one Demand at a time: the caller holds the model's lock while it lives. Threads exist only inside the device.
 // Cost     no allocation in a steady state: all lists keep their capacity.
 #pragma once
@@ -92,6 +93,7 @@ class Loader {
 
   Loader() = default;
   bool place(uint32_t entry);
+  Status check_files(const LayerSource& source) const;
   void submit_waiting();
   void submit(SpanRead read);
   void collect(bool block);
@@ -122,6 +124,7 @@ class Loader {
   uint32_t n_loading_ = 0;
   bool in_order_ = false;
   Status failure_;
+  Status spoiled_;  // a file changed while slots were filled from it: no slot is trusted any more
   std::vector<ReadyExpert> ready_;
   std::vector<uint32_t> handed_;        // entries of the last batch
   std::deque<SpanRead> waiting_;        // for a staging buffer

@@ -277,6 +277,26 @@ TEST_F(MirrorDeviceTest, ACopyThatIsRewrittenOrCutIsLeft) {
   }
 }
 
+// The check before a read cannot see what happens during it.
+TEST_F(MirrorDeviceTest, ACopyThatIsRewrittenWhileItIsReadGivesNoBytes) {
+  auto paced = std::make_unique<PacedDevice>();
+  PacedDevice& drives = *paced;
+  drives.set_read_ns(*primary_, 1'000'000);
+  drives.set_read_ns(*copy_, 60'000'000);
+  const auto mirror = make_mirror(std::move(paced));
+  for (uint64_t tag = 0; tag < kSlots; ++tag) mirror->submit(request(tag));
+  EXPECT_GT(drives.reads_of(*copy_), 0u);
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  write_pattern(folder_.path_of("copy/f"), 0, kFileBytes, 9);
+  const auto completions = drain(*mirror);
+  ASSERT_EQ(completions.size(), kSlots);
+  for (const ReadCompletion& completion : completions) {
+    ASSERT_TRUE(completion.status.ok()) << completion.status.error().message();
+    EXPECT_TRUE(is_exact(completion.tag)) << completion.tag;
+  }
+  EXPECT_TRUE(mirror->drive_stats()[1].dropped);
+}
+
 TEST_F(MirrorDeviceTest, CancelledReadsLeaveTheQueueEmpty) {
   const auto mirror = make_mirror(std::make_unique<MemoryDevice>());
   for (uint64_t tag = 0; tag < kSlots; ++tag) mirror->submit(request(tag));

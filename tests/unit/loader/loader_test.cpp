@@ -1,10 +1,13 @@
 #include "loader/loader.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <fstream>
 #include <numeric>
 #include <random>
 #include <set>
+#include <thread>
 
 #include "io/fault_device.h"
 #include "io/memory_device.h"
@@ -204,6 +207,24 @@ TEST(Loader, AFileThatIsRewrittenIsNoticed) {
   ASSERT_FALSE(count.ok());
   EXPECT_EQ(count.error().code, ErrorCode::kChanged);
   EXPECT_TRUE(run_demand(*loader, *model, 0, {0, 1}).ok()) << "what is resident stays usable";
+}
+
+// Guards against text from another model's bytes: the check before the reads cannot see what happens during them.
+TEST(Loader, AFileThatIsRewrittenWhileItIsReadIsNoticed) {
+  const auto model = make_test_model({1500}, 12, DirectMode::kOff);
+  auto loader = make_loader(*model, std::make_unique<MemoryDevice>(1), plan_layout(model->sources, 2).bytes_all);
+  const std::vector<uint32_t> experts = {0, 1, 2, 3};
+  ASSERT_TRUE(loader->start(model->sources[0].layer, experts).ok());
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // for another time of modification
+  std::fstream(model->path, std::ios::in | std::ios::out | std::ios::binary).seekp(1000).put('x');
+  Result<std::span<const ReadyExpert>> ready = loader->next();
+  while (ready.ok() && !ready->empty()) ready = loader->next();
+  loader->end();
+  ASSERT_FALSE(ready.ok());
+  EXPECT_EQ(ready.error().code, ErrorCode::kChanged);
+  const auto again = run_demand(*loader, *model, 0, {0, 1});
+  ASSERT_FALSE(again.ok()) << "slots that may hold the new bytes are used";
+  EXPECT_EQ(again.error().code, ErrorCode::kChanged);
 }
 
 }  // namespace
