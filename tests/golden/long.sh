@@ -11,7 +11,7 @@ failed=0; passed=0
 
 check() { # NAME MAKE_MODEL-OPTIONS...
   local name=$1; shift
-  "$make_model" --tokenizer "$tokenizer" --seed 23 --layers 3 --width 128 --experts 16 --experts-used 3 \
+  "$make_model" --tokenizer "$tokenizer" --seed 23 --layers 2 --width 128 --experts 16 --experts-used 3 \
     --out "$folder/model.gguf" "$@" >/dev/null
   if "$equal_to_stock" "$folder/model.gguf" --lengths 9 --ubatch 512 --threads 1,2 --budgets min,50%,100% --decode 512 \
       >"$folder/log" 2>&1; then
