@@ -1,7 +1,6 @@
 // make_model: writes a synthetic MoE model as GGUF, from a seed. See tools/README.md.
 #include <fmt/format.h>
 #include <ggml.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -11,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "base/bytes.h"
-#include "base/clock.h"
 #include "base/result.h"
+#include "common/progress_line.h"
+#include "common/tensor_type.h"
 #include "make_model/plan.h"
 #include "make_model/spec.h"
 #include "make_model/weights.h"
@@ -93,49 +92,21 @@ Result<ModelSpec> resolve(const Options& options) {
   spec.n_head_kv = options.n_head_kv.value_or(std::max(1U, spec.n_head % 2 == 0 ? spec.n_head / 2 : spec.n_head));
 
   for (const std::string& name : options.mixed.empty() ? std::vector{options.type} : options.mixed) {
-    Result<ggml_type> type = parse_type(name);
+    Result<ggml_type> type = tools::parse_type(name);
     if (!type) return type.error();
     spec.expert_types.push_back(*type);
   }
   if (!options.down_type.empty()) {
-    Result<ggml_type> type = parse_type(options.down_type);
+    Result<ggml_type> type = tools::parse_type(options.down_type);
     if (!type) return type.error();
     spec.down_type = *type;
   }
-  Result<ggml_type> dense_type = parse_type(options.dense_type);
+  Result<ggml_type> dense_type = tools::parse_type(options.dense_type);
   if (!dense_type) return dense_type.error();
   spec.dense_type = *dense_type;
   if (Status checked = check_spec(spec); !checked.ok()) return checked.error();
   return spec;
 }
-
-// One line on a terminal, rewritten a few times a second; nothing elsewhere.
-class ProgressLine {
- public:
-  explicit ProgressLine(uint64_t bytes_total) : bytes_total_(bytes_total), is_shown_(isatty(STDERR_FILENO) != 0) {}
-  ~ProgressLine() {
-    if (is_shown_) fmt::print(stderr, "\r\x1b[K");
-  }
-  ProgressLine(const ProgressLine&) = delete;
-  ProgressLine& operator=(const ProgressLine&) = delete;
-
-  void update(uint64_t bytes_written) {
-    constexpr int64_t kIntervalNs = 200'000'000;
-    const int64_t now = now_ns();
-    if (!is_shown_ || now - last_ns_ < kIntervalNs) return;
-    last_ns_ = now;
-    const double rate = static_cast<double>(bytes_written) / std::max(seconds_of(now - start_ns_), 1e-3);
-    fmt::print(stderr, "\rmake_model: {} of {}, {}/s\x1b[K", format_bytes(bytes_written), format_bytes(bytes_total_),
-               format_bytes(static_cast<uint64_t>(rate)));
-    std::fflush(stderr);
-  }
-
- private:
-  const uint64_t bytes_total_;
-  const bool is_shown_;
-  const int64_t start_ns_ = now_ns();
-  int64_t last_ns_ = 0;
-};
 
 Status run(const Options& options) {
   const Result<ModelSpec> spec = resolve(options);
@@ -144,7 +115,7 @@ Status run(const Options& options) {
   if (!tokenizer) return tokenizer.error();
   const ModelPlan plan = plan_model(*spec, *tokenizer);
   WeightMaker weights(spec->seed, options.thread_count);
-  ProgressLine line(plan.tensor_bytes());
+  tools::ProgressLine line("make_model", plan.tensor_bytes());
   return write_model(plan, weights, options.out, options.part_count,
                      [&](uint64_t bytes_written) { line.update(bytes_written); });
 }

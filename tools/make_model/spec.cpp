@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cctype>
 #include <cmath>
 
 namespace sluice::make_model {
@@ -19,16 +18,6 @@ constexpr std::array kArchs = {NamedArch{Arch::kQwen3Moe, "qwen3moe"}, NamedArch
 // Limits that llama.cpp asserts while loading.
 constexpr uint32_t kLayersMax = 512;
 constexpr uint32_t kExpertsMax = 1024;
-
-bool equal_ignoring_case(std::string_view a, std::string_view b) {
-  return std::ranges::equal(a, b, [](unsigned char x, unsigned char y) { return std::tolower(x) == std::tolower(y); });
-}
-
-bool is_writable_type(ggml_type type) {
-  if (type == GGML_TYPE_F32 || type == GGML_TYPE_F16 || type == GGML_TYPE_BF16) return true;
-  // The types that exist only as the other side of a dot product cannot be turned back into floats.
-  return ggml_is_quantized(type) && ggml_get_type_traits(type)->to_float != nullptr;
-}
 
 Status check_range(const char* option, uint64_t value, uint64_t min, uint64_t max) {
   if (value >= min && value <= max) return {};
@@ -82,16 +71,6 @@ Result<Arch> parse_arch(std::string_view name) {
     known += entry.name;
   }
   return make_error(ErrorCode::kBadArgument, "--arch must be one of {}, not '{}'", known, name);
-}
-
-Result<ggml_type> parse_type(std::string_view name) {
-  for (int i = 0; i < GGML_TYPE_COUNT; ++i) {
-    const auto type = static_cast<ggml_type>(i);
-    const char* type_name = ggml_type_name(type);
-    if (type_name != nullptr && is_writable_type(type) && equal_ignoring_case(name, type_name)) return type;
-  }
-  return make_error(ErrorCode::kBadArgument, "'{}' is no ggml type that can be written, such as q4_0, q6_K or bf16",
-                    name);
 }
 
 Status check_spec(const ModelSpec& spec) {

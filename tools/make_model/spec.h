@@ -20,10 +20,6 @@ enum class Arch { kQwen3Moe, kQwen3Next, kDeepseek2, kGptOss, kLlama };
 const char* arch_name(Arch arch);
 Result<Arch> parse_arch(std::string_view name);
 
-// A type that ggml can write from floats: every quantised one except its internal dot-product types, and f32, f16,
-// bf16.
-Result<ggml_type> parse_type(std::string_view name);
-
 struct ModelSpec {
   Arch arch = Arch::kQwen3Moe;
   uint32_t n_layer = 4;

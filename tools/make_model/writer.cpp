@@ -1,69 +1,16 @@
 #include "make_model/writer.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <array>
-#include <cerrno>
-#include <cstdio>
 #include <span>
 #include <string_view>
-#include <utility>
 
 #include "base/bytes.h"
+#include "common/output_file.h"
 
 namespace sluice::make_model {
 namespace {
-
-// A file that is being written; removed when dropped before finish().
-class OutputFile {
- public:
-  explicit OutputFile(std::string path) : path_(std::move(path)), temporary_(path_ + ".tmp") {}
-  OutputFile(const OutputFile&) = delete;
-  OutputFile& operator=(const OutputFile&) = delete;
-  ~OutputFile() {
-    if (descriptor_ < 0) return;
-    ::close(descriptor_);
-    ::unlink(temporary_.c_str());
-  }
-
-  Status open() {
-    struct stat existing {};
-    if (::stat(path_.c_str(), &existing) == 0 && !S_ISREG(existing.st_mode)) {
-      return make_error(ErrorCode::kBadArgument, "'{}' exists and is no regular file", path_);
-    }
-    descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-    if (descriptor_ < 0) return make_system_error(ErrorCode::kBadArgument, errno, "cannot create '{}'", temporary_);
-    return {};
-  }
-
-  Status write(std::span<const std::byte> bytes) {
-    while (!bytes.empty()) {
-      const ssize_t written = ::write(descriptor_, bytes.data(), bytes.size());
-      if (written < 0 && errno == EINTR) continue;
-      if (written < 0) return make_system_error(ErrorCode::kDeviceError, errno, "cannot write '{}'", temporary_);
-      bytes = bytes.subspan(static_cast<size_t>(written));
-    }
-    return {};
-  }
-
-  Status finish() {
-    const int closed = ::close(std::exchange(descriptor_, -1));
-    if (closed != 0 || std::rename(temporary_.c_str(), path_.c_str()) != 0) {
-      const int reason = errno;
-      ::unlink(temporary_.c_str());
-      return make_system_error(ErrorCode::kDeviceError, reason, "cannot complete '{}'", path_);
-    }
-    return {};
-  }
-
- private:
-  const std::string path_;
-  const std::string temporary_;
-  int descriptor_ = -1;
-};
 
 // Tensors in order, in parts of about equal size; each gets one at least.
 std::vector<std::span<const TensorPlan>> divide(const ModelPlan& plan, uint32_t part_count) {
@@ -131,7 +78,7 @@ Status write_model(const ModelPlan& plan, WeightMaker& weights, const std::strin
   constexpr std::array<std::byte, GGUF_DEFAULT_ALIGNMENT> kPadding{};
   uint64_t bytes_written = 0;
   for (uint32_t part = 0; part < part_count; ++part) {
-    OutputFile file(paths[part]);
+    tools::OutputFile file(paths[part]);
     if (Status opened = file.open(); !opened.ok()) return opened;
     if (Status written = file.write(part_header(plan, parts[part], part, part_count)); !written.ok()) return written;
     for (const TensorPlan& tensor : parts[part]) {
