@@ -338,6 +338,13 @@ const StreamedTensor* StreamedModel::find(uint32_t layer, MatrixRole role) const
   return it == tensors_.end() ? nullptr : it->second.get();
 }
 
+void StreamedModel::count_choices(uint32_t layer, const Routing& routing, uint32_t n_expert) {
+  if (choices_.size() <= layer) choices_.resize(layer + 1);
+  std::vector<uint64_t>& counts = choices_[layer];
+  if (counts.size() < n_expert) counts.resize(n_expert);
+  for (uint32_t i = 0; i < routing.experts().size(); ++i) counts[routing.experts()[i]] += routing.rows(i).size();
+}
+
 Status StreamedModel::compute_block(const MoeBlock& block, Routing& routing, CpuExecutor& executor) {
   std::lock_guard lock(mutex_);
   if (state_ == State::kFailed) return failure_;
@@ -352,6 +359,7 @@ Status StreamedModel::compute_block(const MoeBlock& block, Routing& routing, Cpu
     if (Status status = loader_->start(layer, routing.experts()); !status) return status;
     // A warm-up that asks for every expert is nobody's routing.
     if (trace_ && routing.top_k() == trace_top_k_) trace_->append(layer, routing.ids());
+    count_choices(layer, routing, static_cast<uint32_t>(block.down->src[0]->ne[2]));
   }
   int64_t mark_ns = now_ns();
   route_sync_ns_ += mark_ns - begin_ns;
@@ -400,6 +408,7 @@ EngineStats StreamedModel::stats() const {
     if (tensor->source == SourceKind::kMemory) stats.expert_bytes += tensor->shape.total_bytes();
   }
   stats.model = model_path();
+  stats.choices = choices_;
   stats.route_sync_s = seconds_of(route_sync_ns_);
   stats.compute_s = seconds_of(compute_ns_);
   return stats;

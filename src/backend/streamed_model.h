@@ -82,6 +82,7 @@ class StreamedModel {
   void describe_from_catalog(StreamedTensor& tensor) const;
   void adopt_pack(const File& file);
   Status use_native_layout();
+  void count_choices(uint32_t layer, const Routing& routing, uint32_t n_expert);
   const StreamedTensor* find(uint32_t layer, MatrixRole role) const;
   std::string model_path() const;
 
@@ -100,6 +101,7 @@ class StreamedModel {
   uint32_t trace_top_k_ = 0;
   uint64_t kept_bytes_ = 0;
   std::vector<ReadyExpert> ready_;
+  std::vector<std::vector<uint64_t>> choices_;  // as in EngineStats
   int64_t route_sync_ns_ = 0;
   int64_t compute_ns_ = 0;
 };

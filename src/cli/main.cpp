@@ -8,12 +8,14 @@
 #include <string>
 
 #include "backend/engine.h"
+#include "cli/bench_command.h"
 #include "cli/inspect_command.h"
 #include "cli/pack_command.h"
 #include "cli/replay_command.h"
 #include "cli/run_command.h"
 #include "ggml.h"
 #include "llama.h"
+#include "sluice_version.h"
 
 namespace {
 
@@ -21,7 +23,7 @@ constexpr int kExitUsage = 2;
 
 std::string version_text() {
   sluice::engine_register_cpu_backend();  // whose features are told
-  return fmt::format("sluice {} (llama.cpp {}, ggml {})\n{}", SLUICE_VERSION, llama_version(), ggml_version(),
+  return fmt::format("sluice {} ({}; llama.cpp {}, ggml {})\n{}", sluice::kSluiceVersion, sluice::kSluiceCommit, llama_version(), ggml_version(),
                      llama_print_system_info());
 }
 
@@ -40,6 +42,7 @@ int main(int argc, char** argv) {
   app.require_subcommand(0, 1);  // none is told below, in words of its own
   app.footer("'sluice COMMAND --help' shows a command's flags and examples.");
   sluice::add_run_command(app, exit_code);
+  sluice::add_bench_command(app, exit_code);
   sluice::add_inspect_command(app, exit_code);
   sluice::add_pack_command(app, exit_code);
   sluice::add_verify_command(app, exit_code);

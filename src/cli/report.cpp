@@ -50,6 +50,9 @@ void PhaseFigures::add(uint64_t count, double pass_seconds, const EngineStats& b
   tokens += count;
   seconds += pass_seconds;
   experts += difference(after.experts, before.experts);
+  route_sync_s += after.route_sync_s - before.route_sync_s;
+  stall_s += after.stall_s - before.stall_s;
+  compute_s += after.compute_s - before.compute_s;
 }
 
 nlohmann::json run_stats_json(const RunReport& report) {

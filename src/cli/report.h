@@ -20,8 +20,12 @@ struct PhaseFigures {
   uint64_t tokens = 0;
   double seconds = 0;
   ExpertCounters experts;
+  double route_sync_s = 0;  // of seconds, as in EngineStats; what is left is attention, dense layers and the rest
+  double stall_s = 0;
+  double compute_s = 0;
 
   double tokens_per_second() const { return seconds > 0 ? static_cast<double>(tokens) / seconds : 0.0; }
+  double other_s() const { return seconds - route_sync_s - stall_s - compute_s; }
   // Adds one pass over `count` tokens, with the engine's counters from before and after it.
   void add(uint64_t count, double pass_seconds, const EngineStats& before, const EngineStats& after);
 };

@@ -57,6 +57,7 @@ struct EngineStats {
   uint64_t pool_bytes = 0;         // slot memory and staging
   ExpertCounters experts;
   std::vector<ExpertCounters> layers;  // by layer number; dense layers stay zero
+  std::vector<std::vector<uint64_t>> choices;  // [layer][expert] how many tokens the router gave to it
   std::string io_path;             // "io_uring", "pread", "memory"
   bool io_direct = false;
   uint64_t io_reads = 0;
