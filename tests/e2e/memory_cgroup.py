@@ -12,8 +12,12 @@ import json
 import os
 import pathlib
 import signal
+import sys
 
 import support
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "bench"))
+import memory_cage  # noqa: E402
 
 MIB = 1 << 20
 BUDGET_BYTES = 128 * MIB
@@ -27,76 +31,6 @@ MARGIN = 1.15
 TIMES_LARGER_MIN = 4
 
 
-class Cage:
-    """A memory cgroup with a limit and without swap, for one run; gone when left."""
-
-    def __init__(self, limit_bytes):
-        self.root, self.version = memory_controller()
-        self.folder = self.root / f"sluice-e2e-{os.getpid()}"
-        try:
-            self.folder.mkdir()
-            if self.version == 1:
-                self.write("memory.swappiness", 0)
-                self.write("memory.limit_in_bytes", limit_bytes)
-            else:
-                if (self.folder / "memory.swap.max").exists():
-                    self.write("memory.swap.max", 0)
-                self.write("memory.max", limit_bytes)
-        except OSError as error:
-            self.remove()
-            raise support.Skip(f"no memory cgroup can be made: {error}") from None
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.remove()
-
-    def write(self, name, value):
-        (self.folder / name).write_text(f"{value}\n")
-
-    def read(self, name):
-        try:
-            return (self.folder / name).read_text()
-        except OSError:  # not in every kernel
-            return ""
-
-    def enter(self):
-        """In the child, between fork and exec."""
-        self.write("cgroup.procs", os.getpid())
-
-    def field(self, file, key):
-        return next((int(line.split()[1]) for line in self.read(file).splitlines() if line.split()[0] == key), 0)
-
-    def peak_bytes(self):
-        return int(self.read("memory.max_usage_in_bytes" if self.version == 1 else "memory.peak") or 0)
-
-    def kills(self):
-        return self.field("memory.oom_control" if self.version == 1 else "memory.events", "oom_kill")
-
-    def limit_hits(self):
-        return int(self.read("memory.failcnt") or 0) if self.version == 1 else self.field("memory.events", "max")
-
-    def remove(self):
-        if self.folder.exists():
-            self.folder.rmdir()
-
-
-def memory_controller():
-    """(mount point, version) of a memory controller that lets us make groups."""
-    if os.geteuid() != 0:
-        raise support.Skip("only root can make a memory cgroup")
-    mounts = pathlib.Path("/proc/self/mountinfo")
-    for line in mounts.read_text().splitlines() if mounts.exists() else []:
-        before, _, after = line.partition(" - ")
-        point, (kind, _, options) = pathlib.Path(before.split()[4]), after.split()[:3]
-        if kind == "cgroup" and "memory" in options.split(","):
-            return point, 1
-        if kind == "cgroup2" and "memory" in (point / "cgroup.subtree_control").read_text().split():
-            return point, 2
-    raise support.Skip("no memory controller in which a cgroup could be made")
-
-
 def forget_cached(path):
     """Empties the page cache of a file: pages that are there already would count for whoever read them first."""
     with open(path, "rb") as file:
@@ -104,8 +38,15 @@ def forget_cached(path):
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
+def make_cage(limit):
+    try:
+        return memory_cage.Cage(limit, "sluice-e2e")
+    except memory_cage.CageError as reason:
+        raise support.Skip(str(reason)) from None
+
+
 def test(paths, checks):
-    memory_controller()
+    make_cage(64 * MIB).remove()
     model = paths.folder / "large.gguf"
     support.run_ok([paths.make_model, "--tokenizer", paths.tokenizer, *SHAPE, "--out", model])
     inspected = support.run_ok([paths.sluice, "inspect", model, "--json"])
@@ -124,7 +65,7 @@ def test(paths, checks):
 
     def caged(name, command, environment=None):
         forget_cached(model)
-        with Cage(limit) as cage:
+        with make_cage(limit) as cage:
             done = support.run(command, environment, preexec=cage.enter)
             print(f"{name}: exit {done.code}, peak {cage.peak_bytes() / MIB:.0f} MiB, "
                   f"limit met {cage.limit_hits()} times, {cage.kills()} killed")
