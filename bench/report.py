@@ -55,8 +55,8 @@ def markdown(record):
     return "\n".join(lines) + "\n"
 
 
-BAR, GAP, LEFT, WIDTH, TOP = 22, 14, 130, 480, 82
-COLOURS = ("#7a7a7a", "#b0b0b0", "#3a7ca5", "#16425b", "#81a4cd")
+BAR, GAP, LEFT, WIDTH, TOP = 22, 14, 150, 460, 82
+COLOURS = ("#7a7a7a", "#b0b0b0", "#3a7ca5", "#81a4cd", "#16425b", "#2f6690")
 
 
 def bars(record, key, title, top):

@@ -58,7 +58,7 @@ def check_record(checks, record, names):
 
 
 def test(paths, checks):
-    names = ["mapped", "default", "plugin", "sluice"]
+    names = ["mapped", "default", "plugin", "plugin-read", "sluice"]
     done, lines, record, svg = compare(paths, "free")
     check_record(checks, record, names)
     rows = [line for line in done.out.splitlines() if line.startswith("| s")]
