@@ -23,8 +23,8 @@ constexpr int kExitUsage = 2;
 
 std::string version_text() {
   sluice::engine_register_cpu_backend();  // whose features are told
-  return fmt::format("sluice {} ({}; llama.cpp {}, ggml {})\n{}", sluice::kSluiceVersion, sluice::kSluiceCommit, llama_version(), ggml_version(),
-                     llama_print_system_info());
+  return fmt::format("sluice {} ({}; llama.cpp {}, ggml {})\n{}", sluice::kSluiceVersion, sluice::kSluiceCommit,
+                     llama_version(), ggml_version(), llama_print_system_info());
 }
 
 // "run" in "sluice run --bogus": whose help would have told.
