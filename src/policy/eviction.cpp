@@ -34,4 +34,9 @@ std::unique_ptr<EvictionPolicy> make_policy(const PolicyOptions& options) {
   SLUICE_ASSERT(false, "policy kind {}", static_cast<int>(options.kind));
 }
 
+PolicyKind policy_for_pool(PolicyKind wanted, uint64_t n_slot, uint32_t n_layer, uint32_t top_k) {
+  const bool counts_uses = wanted == PolicyKind::kLfu || wanted == PolicyKind::kLfru;
+  return counts_uses || n_slot >= uint64_t{n_layer} * top_k ? wanted : PolicyKind::kLfru;
+}
+
 }  // namespace sluice

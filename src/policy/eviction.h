@@ -58,4 +58,9 @@ class EvictionPolicy {
 
 std::unique_ptr<EvictionPolicy> make_policy(const PolicyOptions& options);
 
+// The policy for a pool of `n_slot` that serves `n_layer` layers of `top_k` experts a token: `wanted`, except below one
+// token's working set, where LRU and S3-FIFO push every expert out before its layer comes round again (0 % hits on
+// cyclic use). Counting policies keep some of them there; the best of those measured is LFRU (docs/hit-rates.md).
+PolicyKind policy_for_pool(PolicyKind wanted, uint64_t n_slot, uint32_t n_layer, uint32_t top_k);
+
 }  // namespace sluice
