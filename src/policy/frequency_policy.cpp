@@ -7,17 +7,17 @@ namespace sluice {
 FrequencyPolicy::FrequencyPolicy(const PolicyOptions& options)
     : options_(options),
       halving_interval_(options.kind == PolicyKind::kLfu ? options.decay_interval : options.half_life),
-      scores_(size_t{options.n_layer} * options.n_expert, 0),
-      slot_of_(scores_.size(), kNowhere),
-      expert_of_(options.n_slot, 0),
-      evictable_(options.n_slot) {
+      experts_(size_t{options.n_layer} * options.n_expert),
+      slots_(options.n_slot),
+      heap_(options.n_slot) {
   SLUICE_ASSERT(halving_interval_ >= 1, "a halving interval of 0 forwards");
+  SLUICE_ASSERT(experts_.size() < kNowhere, "{} layers of {} experts", options.n_layer, options.n_expert);
 }
 
-size_t FrequencyPolicy::index_of(ExpertId id) const {
+uint32_t FrequencyPolicy::index_of(ExpertId id) const {
   SLUICE_ASSERT(id.layer < options_.n_layer && id.expert < options_.n_expert, "layer {} expert {}", id.layer,
                 id.expert);
-  return size_t{id.layer} * options_.n_expert + id.expert;
+  return id.layer * options_.n_expert + id.expert;
 }
 
 uint64_t FrequencyPolicy::access_weight() const {
@@ -26,37 +26,52 @@ uint64_t FrequencyPolicy::access_weight() const {
 }
 
 void FrequencyPolicy::on_access(ExpertId id) {
-  const size_t index = index_of(id);
-  scores_[index] += access_weight();
-  const uint32_t slot = slot_of_[index];
-  if (slot != kNowhere) evictable_.change(slot, {scores_[index], evictable_.key(slot).order});
+  experts_[index_of(id)].score += access_weight();
 }
 
 void FrequencyPolicy::release(uint32_t slot, ExpertId id) {
-  const size_t index = index_of(id);
-  SLUICE_ASSERT(slot < options_.n_slot && !evictable_.contains(slot), "slot {} of {}", slot, options_.n_slot);
-  SLUICE_ASSERT(slot_of_[index] == kNowhere, "layer {} expert {} in slots {} and {}", id.layer, id.expert,
-                slot_of_[index], slot);
-  slot_of_[index] = slot;
-  expert_of_[slot] = index;
-  evictable_.push(slot, {scores_[index], releases_++});
+  SLUICE_ASSERT(slot < options_.n_slot && !slots_[slot].evictable, "slot {} of {}", slot, options_.n_slot);
+  const uint32_t index = index_of(id);
+  Expert& expert = experts_[index];
+  SLUICE_ASSERT(expert.slot == kNowhere, "layer {} expert {} in slots {} and {}", id.layer, id.expert, expert.slot,
+                slot);
+  Slot& state = slots_[slot];
+  const Slot before = state;
+  expert.slot = slot;
+  state = {releases_++, index, true, true};
+  if (!before.in_heap) {
+    heap_.push(slot, key_of(slot));
+  } else if (before.expert != index) {
+    heap_.change(slot, key_of(slot));
+  }
 }
 
 void FrequencyPolicy::acquire(uint32_t slot) {
-  SLUICE_ASSERT(slot < options_.n_slot && evictable_.contains(slot), "slot {} of {}", slot, options_.n_slot);
-  evictable_.erase(slot);
-  slot_of_[expert_of_[slot]] = kNowhere;
+  SLUICE_ASSERT(slot < options_.n_slot && slots_[slot].evictable, "slot {} of {}", slot, options_.n_slot);
+  slots_[slot].evictable = false;
+  experts_[slots_[slot].expert].slot = kNowhere;
 }
 
 std::optional<uint32_t> FrequencyPolicy::victim() const {
-  return evictable_.top();
+  while (const auto slot = heap_.top()) {
+    const SlotHeap::Key key = key_of(*slot);
+    if (!slots_[*slot].evictable) {
+      heap_.erase(*slot);
+      slots_[*slot].in_heap = false;
+    } else if (heap_.key(*slot) != key) {
+      heap_.change(*slot, key);
+    } else {
+      return slot;
+    }
+  }
+  return std::nullopt;
 }
 
 void FrequencyPolicy::advance() {
   if (++forwards_since_halving_ < halving_interval_) return;
   forwards_since_halving_ = 0;
-  for (uint64_t& score : scores_) score /= 2;
-  evictable_.rank_again([this](uint32_t slot) { return scores_[expert_of_[slot]]; });
+  for (Expert& expert : experts_) expert.score /= 2;
+  heap_.halve_ranks();  // old keys stay below the true ones
 }
 
 }  // namespace sluice

@@ -11,7 +11,12 @@
 //             an access adds kUnit + kUnit * (forward mod H) / H;   every H forwards all scores are halved.
 //          The straight line instead of 2^x is off by at most 6.2 %, and the same on every machine.
 //
-// Cost     O(log n_slot) per call; every halving O(n_layer * n_expert + n_slot).
+// Lazy     A key only grows while its expert stays: its score at each access, its place among equals at each release.
+// So
+//          the heap keeps old keys, and pinned slots too; a victim is looked for by correcting what stands at the top
+//          until that is right. A hit then changes no heap.
+// Cost     hits O(1); a victim O(log n_slot) amortised over the accesses since the last one; every halving
+//          O(n_layer * n_expert + n_slot).
 #pragma once
 
 #include <vector>
@@ -37,17 +42,29 @@ class FrequencyPolicy final : public EvictionPolicy {
   // Fine enough for an expert to keep a score for 20 half-lives after its last access.
   static constexpr uint64_t kUnit = uint64_t{1} << 20;
 
-  size_t index_of(ExpertId id) const;
+  struct Expert {
+    uint64_t score = 0;
+    uint32_t slot = kNowhere;  // the evictable one that holds it
+  };
+  struct Slot {
+    uint64_t released = 0;  // number of its last release
+    uint32_t expert = 0;    // index of the expert of its last release
+    bool evictable = false;
+    bool in_heap = false;
+  };
+
+  uint32_t index_of(ExpertId id) const;
   uint64_t access_weight() const;
+  SlotHeap::Key key_of(uint32_t slot) const { return {experts_[slots_[slot].expert].score, slots_[slot].released}; }
 
   const PolicyOptions options_;
   const uint64_t halving_interval_;
   uint64_t forwards_since_halving_ = 0;
   uint64_t releases_ = 0;
-  std::vector<uint64_t> scores_;   // [n_layer * n_expert]
-  std::vector<uint32_t> slot_of_;  // [n_layer * n_expert] the evictable slot that holds it, or kNowhere
-  std::vector<size_t> expert_of_;  // [n_slot] index of the expert held; meaningful while evictable
-  SlotHeap evictable_;             // rank: score, order: number of the release
+  std::vector<Expert> experts_;      // [n_layer * n_expert]
+  mutable std::vector<Slot> slots_;  // [n_slot]; looking for a victim may change `in_heap`
+  // All evictable slots and some others, under keys that are not above key_of(slot).
+  mutable SlotHeap heap_;
 };
 
 }  // namespace sluice

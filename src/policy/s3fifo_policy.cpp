@@ -23,7 +23,7 @@ size_t S3FifoPolicy::index_of(ExpertId id) const {
 }
 
 bool S3FifoPolicy::small_is_due() const {
-  return small_count_ >= small_target_ || main_.by_age.empty();
+  return small_count_ >= small_target_ || !oldest(main_);
 }
 
 bool S3FifoPolicy::in_ghost(size_t expert) const {
@@ -35,10 +35,7 @@ void S3FifoPolicy::on_access(ExpertId id) {
   if (slot == kNowhere) return;
   Slot& state = slots_[slot];
   state.requested = true;
-  if (state.uses == kUsesMax) return;
-  if (state.evictable) unqueue(slot);
-  state.uses++;
-  if (state.evictable) queue(slot);
+  if (state.uses < kUsesMax) state.uses++;
 }
 
 void S3FifoPolicy::release(uint32_t slot, ExpertId id) {
@@ -53,6 +50,7 @@ void S3FifoPolicy::release(uint32_t slot, ExpertId id) {
       if (!state.in_main) small_count_++;
     }
   } else {
+    if (state.queued) unqueue(slot);
     if (state.expert != kNoExpert && !state.gone) {  // its expert was dropped without an eviction
       if (!state.in_main) small_count_--;
       if (slot_of_[state.expert] == slot) slot_of_[state.expert] = kNowhere;
@@ -65,7 +63,7 @@ void S3FifoPolicy::release(uint32_t slot, ExpertId id) {
   state.gone = false;
   state.requested = false;
   state.evictable = true;
-  queue(slot);
+  if (!state.queued) queue(slot);
 }
 
 void S3FifoPolicy::acquire(uint32_t slot) {
@@ -73,6 +71,7 @@ void S3FifoPolicy::acquire(uint32_t slot) {
   Slot& state = slots_[slot];
   if (!state.requested) {
     if (victim() == slot) pass_over_all_before(slot);
+    if (state.queued) unqueue(slot);
     state.gone = true;
     slot_of_[state.expert] = kNowhere;
     if (!state.in_main) {
@@ -80,7 +79,6 @@ void S3FifoPolicy::acquire(uint32_t slot) {
       ghost_number_[state.expert] = ++ghost_entries_;
     }
   }
-  unqueue(slot);
   state.evictable = false;
 }
 
@@ -88,8 +86,8 @@ void S3FifoPolicy::acquire(uint32_t slot) {
 // the main queue with count 0, behind those that are there: so a main expert with count 0 goes before them, and they go
 // before a main expert with a higher count, whose turn comes after it was moved behind them.
 std::optional<uint32_t> S3FifoPolicy::victim() const {
-  const auto from_small = small_is_due() ? small_.by_choice.top() : std::nullopt;
-  const auto from_main = main_.by_choice.top();
+  const auto from_small = small_is_due() ? first_choice(small_) : std::nullopt;
+  const auto from_main = first_choice(main_);
   if (from_small && slots_[*from_small].uses < kUsesToPromote) return from_small;
   if (from_main && slots_[*from_main].uses == 0) return from_main;
   return from_small ? from_small : from_main;
@@ -98,21 +96,21 @@ std::optional<uint32_t> S3FifoPolicy::victim() const {
 // The eviction itself up to its victim, which stays in its queue.
 void S3FifoPolicy::pass_over_all_before(uint32_t victim) {
   if (small_is_due()) {
-    while (const auto oldest = small_.by_age.top()) {
-      if (slots_[*oldest].uses < kUsesToPromote) {
-        SLUICE_ASSERT(*oldest == victim, "slot {}, expected {}", *oldest, victim);
+    while (const auto slot = oldest(small_)) {
+      if (slots_[*slot].uses < kUsesToPromote) {
+        SLUICE_ASSERT(*slot == victim, "slot {}, expected {}", *slot, victim);
         return;
       }
       small_count_--;
-      requeue_to_main(*oldest, 0);
+      requeue_to_main(*slot, 0);
     }
   }
-  while (const auto oldest = main_.by_age.top()) {
-    if (slots_[*oldest].uses == 0) {
-      SLUICE_ASSERT(*oldest == victim, "slot {}, expected {}", *oldest, victim);
+  while (const auto slot = oldest(main_)) {
+    if (slots_[*slot].uses == 0) {
+      SLUICE_ASSERT(*slot == victim, "slot {}, expected {}", *slot, victim);
       return;
     }
-    requeue_to_main(*oldest, slots_[*oldest].uses - 1);
+    requeue_to_main(*slot, slots_[*slot].uses - 1);
   }
 }
 
@@ -131,18 +129,49 @@ void S3FifoPolicy::requeue_to_main(uint32_t slot, uint32_t uses) {
   queue(slot);
 }
 
-void S3FifoPolicy::queue(uint32_t slot) {
-  const Slot& state = slots_[slot];
-  Queue& queue = state.in_main ? main_ : small_;
-  const uint64_t keeps = state.in_main ? state.uses : (state.uses >= kUsesToPromote ? 1 : 0);
-  queue.by_age.push(slot, {state.ticket, 0});
-  queue.by_choice.push(slot, {keeps, state.ticket});
+SlotHeap::Key S3FifoPolicy::choice_key(const Slot& slot) const {
+  const uint64_t keeps = slot.in_main ? slot.uses : (slot.uses >= kUsesToPromote ? 1 : 0);
+  return {keeps, slot.ticket};
 }
 
-void S3FifoPolicy::unqueue(uint32_t slot) {
-  Queue& queue = slots_[slot].in_main ? main_ : small_;
+void S3FifoPolicy::queue(uint32_t slot) {
+  Slot& state = slots_[slot];
+  Queue& queue = state.in_main ? main_ : small_;
+  queue.by_age.push(slot, {state.ticket, 0});
+  queue.by_choice.push(slot, choice_key(state));
+  state.queued = true;
+}
+
+void S3FifoPolicy::unqueue(uint32_t slot) const {
+  Slot& state = slots_[slot];
+  Queue& queue = state.in_main ? main_ : small_;
   queue.by_age.erase(slot);
   queue.by_choice.erase(slot);
+  state.queued = false;
+}
+
+// The evictable slot that entered first.
+std::optional<uint32_t> S3FifoPolicy::oldest(Queue& queue) const {
+  while (const auto slot = queue.by_age.top()) {
+    if (slots_[*slot].evictable) return slot;
+    unqueue(*slot);
+  }
+  return std::nullopt;
+}
+
+// The evictable slot that has least to keep it.
+std::optional<uint32_t> S3FifoPolicy::first_choice(Queue& queue) const {
+  while (const auto slot = queue.by_choice.top()) {
+    const SlotHeap::Key key = choice_key(slots_[*slot]);
+    if (!slots_[*slot].evictable) {
+      unqueue(*slot);
+    } else if (queue.by_choice.key(*slot) != key) {
+      queue.by_choice.change(*slot, key);
+    } else {
+      return slot;
+    }
+  }
+  return std::nullopt;
 }
 
 }  // namespace sluice

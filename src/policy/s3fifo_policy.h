@@ -15,9 +15,11 @@
 //          expert is such a pin; acquire() without it is the eviction, which is taken back should the slot be released
 //          with the same expert after all.
 //
-// Cost     victim O(1), the rest O(log n_slot), an eviction amortised over the accesses that gave the counts. A queue
-// is
-//          two heaps, so that a pinned slot can leave and come back to its place.
+// Lazy     A queue is two heaps, in which pinned slots stay, under keys that are not above their true ones (a count
+// only
+//          grows while a slot keeps its place). Whoever looks at a top corrects it first, so a hit changes no heap.
+//
+// Cost     hits O(1); a victim O(log n_slot), amortised over the accesses since the last one and the counts they gave.
 #pragma once
 
 #include <vector>
@@ -43,7 +45,7 @@ class S3FifoPolicy final : public EvictionPolicy {
   static constexpr uint32_t kUsesMax = 3;
   static constexpr uint32_t kUsesToPromote = 2;
 
-  // The evictable slots of one FIFO queue, in two orders.
+  // The evictable slots of one FIFO queue, and some pinned ones, in two orders.
   struct Queue {
     explicit Queue(uint32_t n_slot) : by_age(n_slot), by_choice(n_slot) {}
     SlotHeap by_age;     // by ticket
@@ -57,28 +59,32 @@ class S3FifoPolicy final : public EvictionPolicy {
     bool evictable = false;
     bool requested = false;  // on_access since the last release
     bool gone = false;       // acquired by an eviction
+    bool queued = false;     // in both heaps of its queue
   };
 
   size_t index_of(ExpertId id) const;
   bool small_is_due() const;
   bool in_ghost(size_t expert) const;
   void enter(uint32_t slot, bool in_main);
+  std::optional<uint32_t> oldest(Queue& queue) const;
+  std::optional<uint32_t> first_choice(Queue& queue) const;
+  SlotHeap::Key choice_key(const Slot& slot) const;
   void queue(uint32_t slot);
-  void unqueue(uint32_t slot);
+  void unqueue(uint32_t slot) const;
   void requeue_to_main(uint32_t slot, uint32_t uses);
   void pass_over_all_before(uint32_t slot);
 
   const PolicyOptions options_;
   const uint32_t small_target_;
   const uint64_t ghost_capacity_;
-  std::vector<Slot> slots_;             // [n_slot]
+  mutable std::vector<Slot> slots_;     // [n_slot]; looking for a victim may change `queued`
   std::vector<uint32_t> slot_of_;       // [n_layer * n_expert] the slot of its last release that is not gone
   std::vector<uint64_t> ghost_number_;  // [n_layer * n_expert] number of its last entry into the ghost list, 0 for none
   uint64_t ghost_entries_ = 0;
   uint64_t tickets_ = 0;
   uint32_t small_count_ = 0;  // slots in the small queue, pinned ones included
-  Queue small_;
-  Queue main_;
+  mutable Queue small_;
+  mutable Queue main_;
 };
 
 }  // namespace sluice

@@ -57,10 +57,9 @@ class SlotHeap {
     settle(place_[slot], {key, slot});
   }
 
-  // Gives every slot the rank that `rank_of(slot)` returns. O(n).
-  template <typename RankOf>
-  void rank_again(RankOf rank_of) {
-    for (Entry& entry : entries_) entry.key.rank = rank_of(entry.slot);
+  // Halves every rank, rounded down: what was not above stays so, but new ties may fall out otherwise. O(n).
+  void halve_ranks() {
+    for (Entry& entry : entries_) entry.key.rank /= 2;
     for (size_t i = entries_.size() / 2; i-- > 0;) sink(static_cast<uint32_t>(i));
   }
 

@@ -11,6 +11,7 @@ namespace sluice {
 namespace {
 
 constexpr int kPoison = 0xa5;
+constexpr uint32_t kIdsMax = uint32_t{1} << 16;  // of layers and of experts
 constexpr size_t kClassesMax = std::numeric_limits<uint16_t>::max();
 
 }  // namespace
@@ -23,6 +24,7 @@ Result<std::unique_ptr<ResidentPool>> ResidentPool::create(const PoolSpec& spec)
   pool->poison_ = spec.poison_released_slots;
   pool->side_generations_ = spec.side_generations;
   const auto n_layer = static_cast<uint32_t>(spec.layer_class.size());
+  SLUICE_ASSERT(n_layer <= kIdsMax && spec.n_expert <= kIdsMax, "{} layers of {} experts", n_layer, spec.n_expert);
   pool->slot_of_.assign(size_t{n_layer} * spec.n_expert, kNoSlotIndex);
   pool->layer_evictions_.assign(n_layer, 0);
   std::vector<uint32_t> n_layer_of_class(spec.classes.size(), 0);
@@ -68,6 +70,7 @@ Result<std::unique_ptr<ResidentPool>> ResidentPool::create(const PoolSpec& spec)
     pool->slots_.insert(pool->slots_.end(), class_spec.n_slot, slot);
     pool->classes_.push_back(std::move(size_class));
   }
+  pool->filled_in_.assign(pool->slots_.size(), 0);
   return pool;
 }
 
@@ -122,13 +125,14 @@ void ResidentPool::advance() {
 void ResidentPool::pin(SlotRef ref) {
   Slot& slot = checked(ref);
   SLUICE_ASSERT(slot.state == State::kReady, "pin of slot {} that is not ready", ref.slot);
+  SLUICE_ASSERT(slot.pins < std::numeric_limits<uint16_t>::max(), "slot {} has {} pins", ref.slot, slot.pins);
   if (slot.pins++ > 0) return;
   Class& size_class = classes_[slot.size_class];
   ++n_pinned_;
   ++size_class.n_pinned;
   const uint32_t own = ref.slot - size_class.first_slot;
   if (slot.speculative) {
-    size_class.side[generation_of(slot)].erase(own);
+    size_class.side[generation_of(ref.slot)].erase(own);
   } else {
     size_class.policy->acquire(own);
   }
@@ -143,25 +147,25 @@ void ResidentPool::unpin(SlotRef ref) {
   --size_class.n_pinned;
   const uint32_t own = ref.slot - size_class.first_slot;
   if (!slot.speculative) {
-    size_class.policy->release(own, policy_id(slot.expert));
+    size_class.policy->release(own, policy_id(slot.id()));
     if (size_class.n_usable > size_class.n_target) settle_size(size_class);
     return;
   }
-  size_class.side[generation_of(slot)].push(own);
-  if (has_expired(slot)) expire(ref.slot);
+  size_class.side[generation_of(ref.slot)].push(own);
+  if (has_expired(ref.slot)) expire(ref.slot);
 }
 
 // The slot is empty afterwards; the caller says what becomes of it.
 void ResidentPool::evict(Class& size_class, uint32_t slot) {
   size_class.policy->acquire(slot - size_class.first_slot);
   ++evictions_;
-  ++layer_evictions_[slots_[slot].expert.layer];
+  ++layer_evictions_[slots_[slot].layer];
   vacate(slot);
 }
 
 void ResidentPool::vacate(uint32_t index) {
   Slot& slot = slots_[index];
-  slot_of(slot.expert) = kNoSlotIndex;
+  slot_of(slot.id()) = kNoSlotIndex;
   slot.state = State::kEmpty;
   ++slot.generation;
   if (poison_) {
@@ -171,17 +175,17 @@ void ResidentPool::vacate(uint32_t index) {
   }
 }
 
-void ResidentPool::leave_side(Class& size_class, Slot& slot) {
-  --size_class.side_count[generation_of(slot)];
-  slot.speculative = false;
+void ResidentPool::leave_side(uint32_t slot) {
+  --classes_[slots_[slot].size_class].side_count[generation_of(slot)];
+  slots_[slot].speculative = false;
 }
 
 // A readable and unpinned slot of the side region becomes empty.
 void ResidentPool::expire(uint32_t index) {
   Slot& slot = slots_[index];
   Class& size_class = classes_[slot.size_class];
-  size_class.side[generation_of(slot)].erase(index - size_class.first_slot);
-  leave_side(size_class, slot);
+  size_class.side[generation_of(index)].erase(index - size_class.first_slot);
+  leave_side(index);
   vacate(index);
   ++side_counts_.expired;
   size_class.empty.push_back(index);
@@ -210,9 +214,10 @@ Result<SlotRef> ResidentPool::begin(ExpertId id, Class& size_class, bool specula
   }
   Slot& slot = slots_[index];
   slot.state = State::kLoading;
-  slot.expert = id;
+  slot.layer = static_cast<uint16_t>(id.layer);
+  slot.expert = static_cast<uint16_t>(id.expert);
   slot.speculative = speculative;
-  slot.filled_in = forward_;
+  filled_in_[index] = forward_;
   slot_of(id) = index;
   ++size_class.n_loading;
   return SlotRef{index, slot.generation};
@@ -251,8 +256,8 @@ void ResidentPool::finish_load(SlotRef ref) {
     return;
   }
   ++side_counts_.loads;
-  size_class.side[generation_of(slot)].push(ref.slot - size_class.first_slot);
-  if (has_expired(slot)) expire(ref.slot);
+  size_class.side[generation_of(ref.slot)].push(ref.slot - size_class.first_slot);
+  if (has_expired(ref.slot)) expire(ref.slot);
 }
 
 void ResidentPool::fail_load(SlotRef ref) {
@@ -260,7 +265,7 @@ void ResidentPool::fail_load(SlotRef ref) {
   SLUICE_ASSERT(slot.state == State::kLoading, "fail_load of slot {} that is not loading", ref.slot);
   Class& size_class = classes_[slot.size_class];
   --size_class.n_loading;
-  if (slot.speculative) leave_side(size_class, slot);
+  if (slot.speculative) leave_side(ref.slot);
   vacate(ref.slot);
   size_class.empty.push_back(ref.slot);
   if (size_class.n_usable > size_class.n_target) settle_size(size_class);
@@ -269,9 +274,8 @@ void ResidentPool::fail_load(SlotRef ref) {
 void ResidentPool::promote(SlotRef ref) {
   Slot& slot = checked(ref);
   SLUICE_ASSERT(slot.speculative, "promote of slot {} that is not speculative", ref.slot);
-  Class& size_class = classes_[slot.size_class];
   if (slot.state == State::kReady) pin(ref);
-  leave_side(size_class, slot);
+  leave_side(ref.slot);
   ++side_counts_.promoted;
 }
 
@@ -344,7 +348,7 @@ std::byte* ResidentPool::slot_data(SlotRef ref) const {
 }
 
 ExpertId ResidentPool::slot_expert(SlotRef ref) const {
-  return checked(ref).expert;
+  return checked(ref).id();
 }
 
 uint64_t ResidentPool::bytes() const {

@@ -122,7 +122,7 @@ class ResidentPool {
   template <typename Visit>
   void for_each_ready(Visit visit) const {
     for (uint32_t slot = 0; slot < slots_.size(); ++slot) {
-      if (slots_[slot].state == State::kReady) visit(SlotRef{slot, slots_[slot].generation}, slots_[slot].expert);
+      if (slots_[slot].state == State::kReady) visit(SlotRef{slot, slots_[slot].generation}, slots_[slot].id());
     }
   }
 
@@ -139,15 +139,19 @@ class ResidentPool {
 
  private:
   enum class State : uint8_t { kEmpty, kLoading, kReady, kLent };
+  // Small: a hit touches it at random, and four of them share a cache line.
   struct Slot {
-    ExpertId expert;
+    uint16_t layer = 0;
+    uint16_t expert = 0;
     uint32_t generation = 0;
-    uint32_t pins = 0;
-    uint32_t filled_in = 0;  // speculative: the forward that began the load
+    uint16_t pins = 0;
     uint16_t size_class = 0;
     State state = State::kEmpty;
     bool speculative = false;
+
+    ExpertId id() const { return {layer, expert}; }
   };
+  static_assert(sizeof(Slot) == 16);
   struct Class {
     uint64_t slot_bytes = 0;
     uint32_t first_slot = 0;
@@ -178,14 +182,15 @@ class ResidentPool {
   Class& class_of(ExpertId id);
   ExpertId policy_id(ExpertId id) const { return {layers_[id.layer].index, id.expert}; }
   uint32_t floor_of(const Class& size_class) const;
-  uint32_t generation_of(const Slot& slot) const { return slot.filled_in % side_generations_; }
-  bool has_expired(const Slot& slot) const {
-    return side_generations_ == 2 && forward_ - slot.filled_in >= side_generations_;
+  // Of a speculative slot: the generation of the side region it counts for, and whether that is over.
+  uint32_t generation_of(uint32_t slot) const { return filled_in_[slot] % side_generations_; }
+  bool has_expired(uint32_t slot) const {
+    return side_generations_ == 2 && forward_ - filled_in_[slot] >= side_generations_;
   }
   Result<SlotRef> begin(ExpertId id, Class& size_class, bool speculative);
   Error no_slot(ExpertId id, const Class& size_class) const;
   void evict(Class& size_class, uint32_t slot);
-  void leave_side(Class& size_class, Slot& slot);
+  void leave_side(uint32_t slot);
   void expire(uint32_t slot);
   void vacate(uint32_t slot);
   void settle_size(Class& size_class);
@@ -195,7 +200,8 @@ class ResidentPool {
   std::vector<Class> classes_;
   std::vector<Layer> layers_;
   std::vector<Slot> slots_;
-  std::vector<uint32_t> slot_of_;  // [layer][expert] -> slot or kNoSlotIndex
+  std::vector<uint32_t> filled_in_;  // [n_slot] the forward that began the slot's load
+  std::vector<uint32_t> slot_of_;    // [layer][expert] -> slot or kNoSlotIndex
   std::vector<uint64_t> layer_evictions_;
   std::vector<std::string> memory_missing_;
   uint32_t n_expert_ = 0;
