@@ -248,17 +248,35 @@ unsigned affinity_cpu_count() {
   return 1;
 }
 
+// The microseconds behind "total=" in the line "some" of a pressure file.
+std::optional<uint64_t> stalled_us(const std::string& path) {
+  const auto text = read_text(path);
+  if (!text) return std::nullopt;
+  std::istringstream lines(*text);
+  for (std::string line; std::getline(lines, line);) {
+    const size_t total = line.find(" total=");
+    if (line.starts_with("some ") && total != std::string::npos) {
+      if (const auto value = parse_whole<uint64_t>(std::string_view(line).substr(total + 7))) return value;
+    }
+  }
+  ignore_malformed(path, *text);
+  return std::nullopt;
+}
+
+Result<uint64_t> host_available_bytes(const std::string& root) {
+  const std::string path = root + "/proc/meminfo";
+  const auto meminfo = read_text(path);
+  const auto kib = meminfo ? find_number(*meminfo, "MemAvailable:") : std::nullopt;
+  const auto bytes = kib ? checked_mul(*kib, kKiB) : std::nullopt;
+  if (!bytes) return make_error(ErrorCode::kUnsupported, "'{}' does not tell how much memory is available", path);
+  return *bytes;
+}
+
 }  // namespace
 
 Result<SystemMemory> read_system_memory(const std::string& root) {
-  const std::string meminfo_path = root + "/proc/meminfo";
-  const auto meminfo = read_text(meminfo_path);
-  const auto host_kib = meminfo ? find_number(*meminfo, "MemAvailable:") : std::nullopt;
-  const auto host_bytes = host_kib ? checked_mul(*host_kib, kKiB) : std::nullopt;
-  if (!host_bytes) {
-    return make_error(ErrorCode::kUnsupported, "'{}' does not tell how much memory is available", meminfo_path);
-  }
-
+  const auto host_bytes = host_available_bytes(root);
+  if (!host_bytes) return host_bytes.error();
   SystemMemory memory;
   memory.host_available_bytes = *host_bytes;
   memory.available_bytes = *host_bytes;
@@ -274,6 +292,34 @@ Result<SystemMemory> read_system_memory(const std::string& root) {
     }
   }
   return memory;
+}
+
+MemoryWatch::MemoryWatch(const std::string& root) : root_(root) {
+  for (const Cgroup& cgroup : find_cgroups(root, "memory")) {
+    limits_.push_back({cgroup.version == CgroupVersion::kV1, cgroup.folder});
+    const std::string own_pressure = cgroup.folder + "/memory.pressure";
+    // The innermost cgroup comes first; that of the mount's top counts the whole machine where there is nothing above.
+    if (cgroup.version == CgroupVersion::kV2 && pressure_path_.empty() && stalled_us(own_pressure)) {
+      pressure_path_ = own_pressure;
+      pressure_is_own_ = cgroup.name != "/";
+    }
+  }
+  const std::string machine_pressure = root + "/proc/pressure/memory";
+  if (pressure_path_.empty() && stalled_us(machine_pressure)) pressure_path_ = machine_pressure;
+}
+
+Result<MemorySample> MemoryWatch::sample() const {
+  const auto host_bytes = host_available_bytes(root_);
+  if (!host_bytes) return host_bytes.error();
+  MemorySample sample{.available_bytes = *host_bytes, .stalled_us = 0, .stalls_are_own = pressure_is_own_};
+  for (const Limit& limit : limits_) {
+    const Cgroup cgroup{limit.v1 ? CgroupVersion::kV1 : CgroupVersion::kV2, limit.folder, ""};
+    if (const auto bytes = memory_limit(cgroup)) {
+      sample.available_bytes = std::min(sample.available_bytes, bytes_left(cgroup, *bytes));
+    }
+  }
+  if (!pressure_path_.empty()) sample.stalled_us = stalled_us(pressure_path_).value_or(0);
+  return sample;
 }
 
 unsigned usable_cpu_count(const std::string& root) {

@@ -8,11 +8,13 @@
 // Units    bytes.
 // Errors   malformed values are ignored, with a debug line.
 // Threads  safe from any thread.
-// Cost     a few dozen small files; for start-up and for occasional checks, not per token.
+// Cost     a few dozen small files (0.1 ms); for start-up and for occasional checks, not per token. MemoryWatch::sample:
+//          three files for each cgroup and two more (0.05 ms with two cgroups).
 #pragma once
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "base/result.h"
 
@@ -27,6 +29,34 @@ struct SystemMemory {
 
 // kUnsupported when /proc/meminfo has no MemAvailable.
 Result<SystemMemory> read_system_memory(const std::string& root = "");
+
+// The same while a model runs, and how hard it is to get memory at all. Finds the files once, so that a sample costs a
+// few small reads; a process that is moved to another cgroup meanwhile is not followed.
+struct MemorySample {
+  uint64_t available_bytes = 0;  // as SystemMemory's
+  // Time that some task spent waiting for memory since its cgroup (v2, where it tells) or the machine started, in
+  // microseconds (PSI, "some"); 0 where the kernel does not count it.
+  uint64_t stalled_us = 0;
+  bool stalls_are_own = false;  // of our own cgroup, not of the whole machine
+};
+
+class MemoryWatch {
+ public:
+  explicit MemoryWatch(const std::string& root = "");
+
+  // kUnsupported as read_system_memory.
+  Result<MemorySample> sample() const;
+
+ private:
+  struct Limit {  // one cgroup that may bind
+    bool v1 = false;
+    std::string folder;
+  };
+  std::string root_;
+  std::vector<Limit> limits_;
+  std::string pressure_path_;  // empty: none
+  bool pressure_is_own_ = false;
+};
 
 // Cores that the affinity mask and the whole cores of every cgroup's cpu quota allow; at least 1.
 unsigned usable_cpu_count(const std::string& root = "");

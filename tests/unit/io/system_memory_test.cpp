@@ -209,5 +209,52 @@ TEST(SystemMemoryReal, PeakGrowsWithUse) {
   EXPECT_EQ(memory.back(), 1);
 }
 
+TEST_F(SystemMemoryTest, AWatchSeesALimitThatChanges) {
+  write_v1("/jobs/one");
+  root_.write("sys/fs/cgroup/memory/jobs/one/memory.limit_in_bytes", "8000000\n");
+  root_.write("sys/fs/cgroup/memory/jobs/one/memory.usage_in_bytes", "6000000\n");
+  root_.write("sys/fs/cgroup/memory/jobs/one/memory.stat", "total_inactive_file 3000000\ntotal_active_file 0\n");
+  const MemoryWatch watch(root_.path());
+  EXPECT_EQ(watch.sample()->available_bytes, 5000000u);
+  root_.write("sys/fs/cgroup/memory/jobs/one/memory.limit_in_bytes", "5600000\n");
+  EXPECT_EQ(watch.sample()->available_bytes, 2600000u);
+  root_.write("sys/fs/cgroup/memory/jobs/memory.limit_in_bytes", "7000000\n");
+  root_.write("sys/fs/cgroup/memory/jobs/memory.usage_in_bytes", "6900000\n");
+  EXPECT_EQ(watch.sample()->available_bytes, 100000u) << "an ancestor that had no limit before";
+  root_.write("proc/meminfo", "MemAvailable: 50 kB\n");
+  EXPECT_EQ(watch.sample()->available_bytes, 50u * 1024);
+}
+
+TEST_F(SystemMemoryTest, AWatchAgreesWithTheMeasurement) {
+  write_v2("/slice/app");
+  root_.write("sys/fs/cgroup/slice/app/memory.max", "max\n");
+  root_.write("sys/fs/cgroup/slice/memory.max", "9000000\n");
+  root_.write("sys/fs/cgroup/slice/memory.current", "8500000\n");
+  root_.write("sys/fs/cgroup/slice/memory.stat", "inactive_file 400000\nactive_file 0\n");
+  EXPECT_EQ(MemoryWatch(root_.path()).sample()->available_bytes, 900000u);
+  EXPECT_EQ(measure().available_bytes, 900000u);
+  root_.write("sys/fs/cgroup/slice/memory.max", "a lot\n");
+  EXPECT_EQ(MemoryWatch(root_.path()).sample()->available_bytes, kHostBytes);
+}
+
+TEST_F(SystemMemoryTest, PressureIsThatOfTheNearestCgroupThatTells) {
+  const auto pressure = [](int us) {
+    return "some avg10=1.50 avg60=0.20 avg300=0.00 total=" + std::to_string(us) + "\nfull avg10=0.00 total=7\n";
+  };
+  EXPECT_EQ(MemoryWatch(root_.path()).sample()->stalled_us, 0u);
+  root_.write("proc/pressure/memory", pressure(1000));
+  EXPECT_EQ(MemoryWatch(root_.path()).sample()->stalled_us, 1000u);
+  EXPECT_FALSE(MemoryWatch(root_.path()).sample()->stalls_are_own);
+  write_v2("/slice/app");
+  root_.write("sys/fs/cgroup/slice/memory.pressure", pressure(200));
+  const MemoryWatch watch(root_.path());
+  EXPECT_EQ(watch.sample()->stalled_us, 200u);
+  EXPECT_TRUE(watch.sample()->stalls_are_own);
+  root_.write("sys/fs/cgroup/slice/memory.pressure", pressure(300));
+  EXPECT_EQ(watch.sample()->stalled_us, 300u);
+  root_.write("sys/fs/cgroup/slice/memory.pressure", "some total=\n");
+  EXPECT_EQ(watch.sample()->stalled_us, 0u);
+}
+
 }  // namespace
 }  // namespace sluice
