@@ -23,12 +23,6 @@ struct Setting {
   Status (*set)(EngineOptions& options, const std::string& value);
 };
 
-Result<bool> parse_switch(std::string_view what, const std::string& value) {
-  if (value == "1" || value == "on" || value == "true") return true;
-  if (value == "0" || value == "off" || value == "false") return false;
-  return make_error(ErrorCode::kBadArgument, "{}: wanted on or off, given '{}'", what, value);
-}
-
 // Folders with ':' between them, as in PATH.
 std::vector<std::string> split_path_list(const std::string& value) {
   std::vector<std::string> folders;
@@ -56,6 +50,7 @@ constexpr Setting kSettings[] = {
        return Status();
      }},
     {"policy", [](EngineOptions& o, const std::string& v) { return assign(o.policy, parse_policy(v)); }},
+    {"fit", [](EngineOptions& o, const std::string& v) { return assign(o.fit, parse_switch("fit", v)); }},
     {"trace",
      [](EngineOptions& o, const std::string& v) {
        o.trace_path = v;
@@ -72,6 +67,12 @@ std::string environment_name(std::string_view name) {
 }
 
 }  // namespace
+
+Result<bool> parse_switch(std::string_view what, const std::string& value) {
+  if (value == "1" || value == "on" || value == "true") return true;
+  if (value == "0" || value == "off" || value == "false") return false;
+  return make_error(ErrorCode::kBadArgument, "{}: wanted on or off, given '{}'", what, value);
+}
 
 void engine_register_cpu_backend() {
   if (ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU) == nullptr) ggml_backend_register(ggml_backend_cpu_reg());

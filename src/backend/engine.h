@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/bytes.h"
@@ -25,6 +26,7 @@ struct EngineOptions {
   DirectMode direct = DirectMode::kAuto;
   std::vector<std::string> mirrors;  // folders with copies of the model's files, on other drives
   PolicyKind policy = PolicyKind::kLfru;
+  bool fit = true;            // a budget that memory cannot hold is made smaller, and the pool follows what is left
   bool verify_slots = false;  // compare slots with the store while running
   bool verify_reads = false;  // compare reads with the pack's checksums
   std::string trace_path;     // a routing trace is written there; empty: none
@@ -34,6 +36,9 @@ struct EngineOptions {
 // which would otherwise look for backends to load from files. The first alone gives stock llama.cpp.
 void engine_register_cpu_backend();
 void engine_register_backend();
+
+// "on" or "off"; kBadArgument names `what`.
+Result<bool> parse_switch(std::string_view what, const std::string& value);
 
 // From the environment (SLUICE_BUDGET, SLUICE_IO, ...); an unusable value is an error that names the variable.
 Result<EngineOptions> engine_options_from_environment();

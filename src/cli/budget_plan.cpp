@@ -15,6 +15,9 @@ namespace {
 constexpr uint32_t kContextTokensDefault = 4096;
 constexpr uint64_t kReserveBytesMin = 256 * kMiB;
 constexpr uint64_t kReserveDivisor = 20;  // 5 %
+// The least that a budget which was asked for leaves free.
+constexpr uint64_t kFitReserveBytesMin = 16 * kMiB;
+constexpr uint64_t kFitReserveDivisor = 32;
 
 // Unsigned integers of a model's metadata, whatever width they were written with.
 class Metadata {
@@ -138,6 +141,21 @@ Result<BudgetPlan> plan_budget(const BudgetInputs& inputs) {
           static_cast<uint64_t>(std::llround(static_cast<double>(inputs.expert_bytes) * inputs.spec.percent / 100.0));
       if (inputs.spec.percent >= 100) plan.budget_bytes = all_bytes;
       break;
+  }
+  if (inputs.fit && available_known && inputs.spec.kind != BudgetSpec::Kind::kAuto) {
+    const uint64_t reserve = std::max(inputs.available_bytes / kFitReserveDivisor, kFitReserveBytesMin);
+    const uint64_t fits = saturating_sub(inputs.available_bytes, rest_bytes + reserve);
+    if (plan.budget_bytes > fits && plan.budget_bytes >= inputs.budget_bytes_min) {
+      if (fits < inputs.budget_bytes_min) {
+        return make_error(ErrorCode::kNoMemory,
+                          "a budget of {} does not fit: free memory leaves {} for experts, this model needs at least {} "
+                          "({} bytes); --fit off takes the budget as it is",
+                          format_bytes(plan.budget_bytes), format_bytes(fits), format_bytes(inputs.budget_bytes_min),
+                          inputs.budget_bytes_min);
+      }
+      plan.asked_bytes = plan.budget_bytes;
+      plan.budget_bytes = fits;
+    }
   }
   if (plan.budget_bytes < inputs.budget_bytes_min) {
     const char* source = inputs.spec.kind == BudgetSpec::Kind::kAuto ? "free memory leaves" : "given";

@@ -3,6 +3,8 @@
 //
 // Sum      available - dense weights - context - reserve = left for the pool; an automatic budget is that, at most
 //          all experts. Context is an estimate from above: every layer is counted with a full KV cache.
+// Fit      a budget that was asked for and that memory cannot hold would be paid for by the kernel's reclaim, with
+//          another part of the model: it is made smaller, with a small reserve, or refused.
 // Units    bytes.
 // Errors   kNoMemory when less than the engine's smallest budget is left or asked for, with needed and given bytes.
 #pragma once
@@ -53,6 +55,7 @@ struct BudgetInputs {
   ContextBytes context;  // of that many tokens
   uint64_t expert_bytes = 0;
   uint64_t budget_bytes_min = 0;
+  bool fit = true;  // false: a budget that was asked for is taken as it is
 };
 
 struct BudgetPlan {
@@ -60,11 +63,12 @@ struct BudgetPlan {
   uint64_t reserve_bytes = 0;  // 5 % of what is available, at least 256 MiB: for the system and what nobody counted
   uint64_t left_bytes = 0;     // for the pool; 0 when the rest needs more than there is
   uint64_t budget_bytes = 0;
+  uint64_t asked_bytes = 0;  // what was asked for, where the budget was made smaller to fit; else 0
 };
 
 Result<BudgetPlan> plan_budget(const BudgetInputs& inputs);
 
-// True when a budget that was asked for is larger than what is left: the machine will swap or kill.
+// True when a budget that was asked for takes from the reserve, or more than there is where it was not to fit.
 inline bool budget_exceeds_memory(const BudgetPlan& plan) {
   return plan.budget_bytes > plan.left_bytes;
 }

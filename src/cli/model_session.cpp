@@ -86,11 +86,16 @@ Status ModelSession::plan_memory(SessionOptions& options) {
       .context = estimate_context_bytes(*shape, options.context_tokens, options.ubatch_tokens),
       .expert_bytes = catalog_.expert_bytes,
       .budget_bytes_min = engine_budget_bytes_min(catalog_),
+      .fit = options.engine.fit,
   });
   if (!plan) return plan.error();
   for (const std::string& line : budget_table(*plan)) log_info("{}", line);
   if (memory) log_info("memory is bound by: {}", memory->bound_by);
-  if (budget_exceeds_memory(*plan)) {
+  if (plan->asked_bytes > 0) {
+    log_warning("the budget of {} does not fit into memory: {} are taken (--fit off takes all of it)",
+                format_bytes(plan->asked_bytes), format_bytes(plan->budget_bytes));
+    options.engine.budget = {.kind = BudgetSpec::Kind::kBytes, .bytes = plan->budget_bytes};
+  } else if (budget_exceeds_memory(*plan)) {
     log_warning("the budget of {} is more than the {} that free memory leaves for experts",
                 format_bytes(plan->budget_bytes), format_bytes(plan->left_bytes));
   }

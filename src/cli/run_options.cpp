@@ -107,6 +107,10 @@ void add_run_options(CLI::App& command, RunOptions& options) {
   add_parsed(command, "--policy", options.policy, parse_policy, "lru|lfu|lfru|s3fifo", "which expert gives up its slot")
       ->group(memory);
   command.add_flag("--verify-reads", options.verify_reads, "compare what is read with the checksums of a pack")->group(memory);
+  add_parsed(
+      command, "--fit", options.fit, [](const std::string& text) { return parse_switch("fit", text); }, "on|off",
+      "make a budget smaller that memory cannot hold, and follow what is left")
+      ->group(memory);
   command
       .add_flag("--verify-slots", options.verify_slots, "compare experts in memory with the file while running (slow)")
       ->group(memory);
@@ -166,6 +170,7 @@ EngineOptions engine_options_with_flags(const EngineOptions& environment, const 
   if (!options.mirrors.empty()) engine.mirrors = options.mirrors;
   if (options.policy) engine.policy = *options.policy;
   if (options.verify_reads) engine.verify_reads = true;
+  if (options.fit) engine.fit = *options.fit;
   if (options.verify_slots) engine.verify_slots = true;
   if (!options.trace_path.empty()) engine.trace_path = options.trace_path;
   return engine;

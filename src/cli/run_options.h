@@ -46,6 +46,7 @@ struct RunOptions {
   std::vector<std::string> mirrors;
   std::optional<PolicyKind> policy;
   bool verify_reads = false;
+  std::optional<bool> fit;
   bool verify_slots = false;
 
   std::string stats_path;

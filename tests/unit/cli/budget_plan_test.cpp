@@ -94,6 +94,7 @@ TEST(BudgetPlan, TooLittleIsRefusedWithNeededAndGivenBytes) {
   EXPECT_NE(given.error().text.find("1073741823 bytes"), std::string::npos) << given.error().text;
 
   inputs.spec.bytes = kGiB;
+  inputs.available_bytes = 16 * kGiB;
   EXPECT_TRUE(plan_budget(inputs)) << "exactly the smallest budget works";
 }
 
@@ -105,18 +106,47 @@ TEST(BudgetPlan, ShareIsOfTheExperts) {
   EXPECT_EQ(plan->budget_bytes, 10 * kGiB);
 }
 
-TEST(BudgetPlan, AskingForMoreThanThereIsIsSeen) {
+TEST(BudgetPlan, AskingForMoreThanThereIsIsMadeToFit) {
   BudgetInputs inputs = inputs_of_a_16_gib_machine();
   inputs.spec = {.kind = BudgetSpec::Kind::kBytes, .bytes = 15 * kGiB};
+  const uint64_t fits = 16 * kGiB - 2 * kGiB - 768 * kMiB - 512 * kMiB;  // a thirty-second stays free
   const Result<BudgetPlan> plan = plan_budget(inputs);
   ASSERT_TRUE(plan);
-  EXPECT_EQ(plan->budget_bytes, 15 * kGiB);
-  EXPECT_TRUE(budget_exceeds_memory(*plan));
+  EXPECT_EQ(plan->budget_bytes, fits);
+  EXPECT_EQ(plan->asked_bytes, 15 * kGiB);
 
+  inputs.spec.bytes = fits;
+  const Result<BudgetPlan> exactly = plan_budget(inputs);
+  ASSERT_TRUE(exactly);
+  EXPECT_EQ(exactly->budget_bytes, fits);
+  EXPECT_EQ(exactly->asked_bytes, 0u);
+  EXPECT_TRUE(budget_exceeds_memory(*exactly)) << "it takes from the reserve";
+
+  inputs.spec.bytes = 15 * kGiB;
+  inputs.fit = false;
+  const Result<BudgetPlan> taken = plan_budget(inputs);
+  ASSERT_TRUE(taken);
+  EXPECT_EQ(taken->budget_bytes, 15 * kGiB);
+  EXPECT_TRUE(budget_exceeds_memory(*taken));
+
+  inputs.fit = true;
   inputs.available_bytes = kAvailableUnknown;
   const Result<BudgetPlan> blind = plan_budget(inputs);
   ASSERT_TRUE(blind);
+  EXPECT_EQ(blind->budget_bytes, 15 * kGiB);
   EXPECT_FALSE(budget_exceeds_memory(*blind)) << "nothing is known, nothing is claimed";
+}
+
+TEST(BudgetPlan, WhatCannotBeMadeToFitIsRefused) {
+  BudgetInputs inputs = inputs_of_a_16_gib_machine();
+  inputs.spec = {.kind = BudgetSpec::Kind::kBytes, .bytes = 2 * kGiB};
+  inputs.available_bytes = 2 * kGiB + 768 * kMiB + kGiB;  // the smallest budget would take all that is left
+  const Result<BudgetPlan> plan = plan_budget(inputs);
+  ASSERT_FALSE(plan);
+  EXPECT_EQ(plan.error().code, ErrorCode::kNoMemory);
+  EXPECT_NE(plan.error().text.find("--fit off"), std::string::npos) << plan.error().text;
+  inputs.fit = false;
+  EXPECT_TRUE(plan_budget(inputs));
 }
 
 TEST(BudgetPlan, TableShowsEveryTerm) {

@@ -43,7 +43,8 @@ TEST(RunOptions, ReadsEveryFlag) {
   const RunOptions options = parsed(
       "-m m.gguf -p Hi -n -1 -c 1024 -t 3 --threads-batch 4 -b 256 --ubatch 64 --repack --system Sys --temp 0 --top-k "
       "5 "
-      "--top-p 0.5 --min-p 0.1 --seed 7 --budget 25% --io pread --direct off --policy lfu --verify-slots --stats "
+      "--top-p 0.5 --min-p 0.1 --seed 7 --budget 25% --io pread --direct off --policy lfu --fit off --verify-slots "
+      "--stats "
       "s.json "
       "--logits l.bin --tokens t.json --log-level info");
   EXPECT_EQ(options.prompt, "Hi");
@@ -66,6 +67,7 @@ TEST(RunOptions, ReadsEveryFlag) {
   EXPECT_EQ(options.io, IoPath::kPread);
   EXPECT_EQ(options.direct, DirectMode::kOff);
   EXPECT_EQ(options.policy, PolicyKind::kLfu);
+  EXPECT_EQ(options.fit, false);
   EXPECT_TRUE(options.verify_slots);
   EXPECT_EQ(options.stats_path, "s.json");
   EXPECT_EQ(options.logits_path, "l.bin");
@@ -123,21 +125,24 @@ TEST(RunOptions, FlagsWinOverTheEnvironmentAndLeaveTheRest) {
   environment.io.depth = 5;
   environment.direct = DirectMode::kOff;
   environment.policy = PolicyKind::kLfu;
+  environment.fit = false;
 
   const EngineOptions untouched = engine_options_with_flags(environment, parsed("-m m"));
   EXPECT_EQ(untouched.budget.bytes, 123u);
   EXPECT_EQ(untouched.io.path, IoPath::kUring);
   EXPECT_EQ(untouched.direct, DirectMode::kOff);
   EXPECT_EQ(untouched.policy, PolicyKind::kLfu);
+  EXPECT_FALSE(untouched.fit);
   EXPECT_FALSE(untouched.verify_slots);
 
-  const EngineOptions laid_over =
-      engine_options_with_flags(environment, parsed("-m m --budget auto --io pread --policy lru --verify-slots"));
+  const EngineOptions laid_over = engine_options_with_flags(
+      environment, parsed("-m m --budget auto --io pread --policy lru --fit on --verify-slots"));
   EXPECT_EQ(laid_over.budget.kind, BudgetSpec::Kind::kAuto);
   EXPECT_EQ(laid_over.io.path, IoPath::kPread);
   EXPECT_EQ(laid_over.io.depth, 5u);
   EXPECT_EQ(laid_over.direct, DirectMode::kOff);
   EXPECT_EQ(laid_over.policy, PolicyKind::kLru);
+  EXPECT_TRUE(laid_over.fit);
   EXPECT_TRUE(laid_over.verify_slots);
 }
 
