@@ -13,8 +13,10 @@ namespace sluice {
 namespace {
 
 constexpr uint32_t kContextTokensDefault = 4096;
+// 5 %, and of little memory more: what nobody counted does not shrink with it.
+constexpr uint64_t kReserveDivisor = 20;
 constexpr uint64_t kReserveBytesMin = 256 * kMiB;
-constexpr uint64_t kReserveDivisor = 20;  // 5 %
+constexpr uint64_t kReserveMinDivisor = 8;
 // The least that a budget which was asked for leaves free.
 constexpr uint64_t kFitReserveBytesMin = 16 * kMiB;
 constexpr uint64_t kFitReserveDivisor = 32;
@@ -120,7 +122,10 @@ Result<BudgetPlan> plan_budget(const BudgetInputs& inputs) {
   SLUICE_ASSERT(available_known || inputs.spec.kind != BudgetSpec::Kind::kAuto, "automatic budget of unknown memory");
   BudgetPlan plan;
   plan.inputs = inputs;
-  if (available_known) plan.reserve_bytes = std::max(inputs.available_bytes / kReserveDivisor, kReserveBytesMin);
+  if (available_known) {
+    plan.reserve_bytes = std::max(inputs.available_bytes / kReserveDivisor,
+                                  std::min(kReserveBytesMin, inputs.available_bytes / kReserveMinDivisor));
+  }
   plan.left_bytes = inputs.available_bytes;
   for (uint64_t used : {inputs.dense_bytes, inputs.context.kv, inputs.context.compute, plan.reserve_bytes}) {
     plan.left_bytes = saturating_sub(plan.left_bytes, used);

@@ -60,8 +60,9 @@ struct BudgetInputs {
 
 struct BudgetPlan {
   BudgetInputs inputs;
-  uint64_t reserve_bytes = 0;  // 5 % of what is available, at least 256 MiB: for the system and what nobody counted
-  uint64_t left_bytes = 0;     // for the pool; 0 when the rest needs more than there is
+  uint64_t reserve_bytes =
+      0;  // 5 % of what is available, at least 256 MiB or an eighth: for the system and what nobody counted
+  uint64_t left_bytes = 0;  // for the pool; 0 when the rest needs more than there is
   uint64_t budget_bytes = 0;
   uint64_t asked_bytes = 0;  // what was asked for, where the budget was made smaller to fit; else 0
 };

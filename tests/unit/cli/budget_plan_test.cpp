@@ -149,6 +149,18 @@ TEST(BudgetPlan, WhatCannotBeMadeToFitIsRefused) {
   EXPECT_TRUE(plan_budget(inputs));
 }
 
+TEST(BudgetPlan, ASmallContainerKeepsAnEighthInReserve) {
+  BudgetInputs inputs = inputs_of_a_16_gib_machine();
+  inputs.available_bytes = 400 * kMiB;
+  inputs.dense_bytes = 20 * kMiB;
+  inputs.context = {.kv = 20 * kMiB, .compute = 10 * kMiB};
+  inputs.budget_bytes_min = kMiB;
+  const Result<BudgetPlan> plan = plan_budget(inputs);
+  ASSERT_TRUE(plan);
+  EXPECT_EQ(plan->reserve_bytes, 50 * kMiB);
+  EXPECT_EQ(plan->budget_bytes, 300 * kMiB);
+}
+
 TEST(BudgetPlan, TableShowsEveryTerm) {
   const Result<BudgetPlan> plan = plan_budget(inputs_of_a_16_gib_machine());
   ASSERT_TRUE(plan);
