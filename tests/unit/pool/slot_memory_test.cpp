@@ -72,7 +72,7 @@ TEST(SlotMemory, AWishThatCannotBeHadIsALineAndADemandIsAnError) {
   ASSERT_TRUE(tried.ok());
   if (tried->locked()) GTEST_SKIP() << "this user may lock any memory";
   ASSERT_EQ(tried->missing().size(), 1u);
-  EXPECT_NE(tried->missing()[0].find("64 KiB of slot memory may be reclaimed: "), std::string::npos);
+  EXPECT_NE(tried->missing()[0].find("64.0 KiB of slot memory may be reclaimed: "), std::string::npos);
   ASSERT_FALSE(demanded.ok());
   EXPECT_EQ(demanded.error().code, ErrorCode::kUnsupported);
 }
