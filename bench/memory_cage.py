@@ -21,11 +21,9 @@ class Cage:
             self.folder.mkdir()
             if self.version == 1:
                 self.write("memory.swappiness", 0)
-                self.write("memory.limit_in_bytes", limit_bytes)
-            else:
-                if (self.folder / "memory.swap.max").exists():
-                    self.write("memory.swap.max", 0)
-                self.write("memory.max", limit_bytes)
+            elif (self.folder / "memory.swap.max").exists():
+                self.write("memory.swap.max", 0)
+            self.set_limit(limit_bytes)
         except OSError as error:
             self.remove()
             raise CageError(f"no memory cgroup can be made: {error}") from None
@@ -49,11 +47,17 @@ class Cage:
         """In the child, between fork and exec."""
         self.write("cgroup.procs", os.getpid())
 
+    def set_limit(self, limit_bytes):
+        self.write("memory.limit_in_bytes" if self.version == 1 else "memory.max", limit_bytes)
+
     def field(self, file, key):
         return next((int(line.split()[1]) for line in self.read(file).splitlines() if line.split()[0] == key), 0)
 
     def peak_bytes(self):
         return int(self.read("memory.max_usage_in_bytes" if self.version == 1 else "memory.peak") or 0)
+
+    def usage_bytes(self):
+        return int(self.read("memory.usage_in_bytes" if self.version == 1 else "memory.current") or 0)
 
     def kills(self):
         return self.field("memory.oom_control" if self.version == 1 else "memory.events", "oom_kill")

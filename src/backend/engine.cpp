@@ -33,6 +33,13 @@ std::vector<std::string> split_path_list(const std::string& value) {
   return folders;
 }
 
+Result<Wish> parse_wish(std::string_view what, const std::string& value) {
+  if (value == "auto") return Wish::kTry;
+  if (value == "on") return Wish::kDemand;
+  if (value == "off") return Wish::kNo;
+  return make_error(ErrorCode::kBadArgument, "{}: wanted auto, on or off, given '{}'", what, value);
+}
+
 template <typename T>
 Status assign(T& target, const Result<T>& parsed) {
   if (!parsed) return parsed.error();
@@ -51,6 +58,9 @@ constexpr Setting kSettings[] = {
      }},
     {"policy", [](EngineOptions& o, const std::string& v) { return assign(o.policy, parse_policy(v)); }},
     {"fit", [](EngineOptions& o, const std::string& v) { return assign(o.fit, parse_switch("fit", v)); }},
+    {"lock", [](EngineOptions& o, const std::string& v) { return assign(o.lock, parse_wish("lock", v)); }},
+    {"huge_pages", [](EngineOptions& o, const std::string& v) { return assign(o.huge, parse_wish("huge_pages", v)); }},
+    {"per_layer", [](EngineOptions& o, const std::string& v) { return assign(o.per_layer, parse_switch("per_layer", v)); }},
     {"trace",
      [](EngineOptions& o, const std::string& v) {
        o.trace_path = v;
@@ -106,8 +116,8 @@ void engine_set_catalog(const Catalog& catalog) {
   Registry::instance().set_catalog(std::make_shared<const Catalog>(catalog));
 }
 
-uint64_t engine_budget_bytes_min(const Catalog& catalog) {
-  return plan_layout(layer_sources(catalog), catalog.n_expert_used).bytes_min;
+uint64_t engine_budget_bytes_min(const Catalog& catalog, bool per_layer) {
+  return plan_layout(layer_sources(catalog), catalog.n_expert_used, per_layer).bytes_min;
 }
 
 EngineStats engine_stats() { return Registry::instance().stats(); }

@@ -5,6 +5,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,6 +15,7 @@
 #include "base/result.h"
 #include "io/device.h"
 #include "policy/eviction.h"
+#include "pool/slot_memory.h"
 #include "store/catalog.h"
 #include "trace/engine_stats.h"
 
@@ -26,10 +29,17 @@ struct EngineOptions {
   DirectMode direct = DirectMode::kAuto;
   std::vector<std::string> mirrors;  // folders with copies of the model's files, on other drives
   PolicyKind policy = PolicyKind::kLfru;
+  bool per_layer = false;      // every layer has slots of its own
   bool fit = true;            // a budget that memory cannot hold is made smaller, and the pool follows what is left
+  Wish lock = Wish::kTry;     // slots are taken whole at the start and kept from the kernel's reclaim
+  Wish huge = Wish::kTry;     // slots in huge pages
   bool verify_slots = false;  // compare slots with the store while running
   bool verify_reads = false;  // compare reads with the pack's checksums
   std::string trace_path;     // a routing trace is written there; empty: none
+
+  // For tests: slots are overwritten when they are given up, and the device is wrapped in another.
+  bool poison_released_slots = false;
+  std::function<std::unique_ptr<Device>(std::unique_ptr<Device>)> wrap_device;
 };
 
 // Registers ggml's CPU backend, unless it is there already, and sluice's own; once. To be called before llama_backend_init,
@@ -51,7 +61,7 @@ void engine_set_options(const EngineOptions& options);
 void engine_set_catalog(const Catalog& catalog);
 
 // The smallest budget that works for a model, and the slots that a budget gives.
-uint64_t engine_budget_bytes_min(const Catalog& catalog);
+uint64_t engine_budget_bytes_min(const Catalog& catalog, bool per_layer = false);
 
 // Of the model loaded last.
 EngineStats engine_stats();

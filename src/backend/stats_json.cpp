@@ -43,6 +43,7 @@ nlohmann::json engine_stats_json(const EngineStats& stats) {
   json["budget_bytes_min"] = stats.budget_bytes_min;
   json["expert_bytes"] = stats.expert_bytes;
   json["slots"] = stats.slots;
+  json["policy"] = stats.policy;
   json["experts"] = counters_json(stats.experts);
   json["io"] = {
       {"path", stats.io_path},     {"direct", stats.io_direct},   {"reads", stats.io_reads},
@@ -52,7 +53,7 @@ nlohmann::json engine_stats_json(const EngineStats& stats) {
   json["prefetch"] = nlohmann::json::object();
   json["time"] = {{"route_sync_s", stats.route_sync_s}, {"stall_s", stats.stall_s}, {"compute_s", stats.compute_s}};
   json["verified"] = {{"slots", stats.verified_slots}, {"reads", stats.verified_reads}};
-  json["memory"] = {{"pool_bytes", stats.pool_bytes}};
+  json["memory"] = {{"pool_bytes", stats.pool_bytes}, {"pool_shrinks", stats.pool_shrinks}, {"pool_grows", stats.pool_grows}};
   json["layers"] = std::move(layers);
   return json;
 }

@@ -22,6 +22,9 @@ namespace {
 constexpr uint32_t kTopKUnknown = 8;
 // With an automatic budget the plugin leaves this share of what is available to KV cache, computation and the system.
 constexpr double kPluginShare = 0.80;
+// A budget that was asked for leaves at least this free.
+constexpr uint64_t kFitReserveBytesMin = 16 * kMiB;
+constexpr uint64_t kFitReserveDivisor = 32;
 
 }  // namespace
 
@@ -203,13 +206,45 @@ Result<uint64_t> StreamedModel::resolve_budget(const SlotPlan& plan, uint64_t de
                           format_bytes(plan.bytes_min), memory.bound_by, format_bytes(left), format_bytes(reserve));
       }
       budget = std::min(left, plan.bytes_all);
+      const auto line = [](const char* sign, const char* what, uint64_t bytes) {
+        log_info("{:1} {:<34}{:>12}", sign, what, format_bytes(bytes));
+      };
+      log_info("memory, bound by: {}", memory.bound_by);
+      line("", "available", memory.available_bytes);
+      line("-", "dense weights", dense_bytes);
+      line("-", "KV cache, computation, reserve", reserve - dense_bytes);
+      line("=", "left for experts", left);
+      line("", "all experts, with staging", plan.bytes_all);
+      line("", "smallest budget that works", plan.bytes_min);
+      line(">", "budget", budget);
       break;
     }
   }
   // All experts fit, padding included, when all of their bytes were granted.
   if (options_.budget.kind == BudgetSpec::Kind::kPercent && options_.budget.percent >= 100) budget = plan.bytes_all;
   if (kept_bytes_ > 0) budget = budget > kept_bytes_ ? budget - kept_bytes_ : 0;
-  return budget;
+  return fitted_budget(budget, plan, dense_bytes);
+}
+
+// A budget that was asked for, in a stock tool: our own program has made its sum already. One that memory cannot hold is
+// paid for by the kernel's reclaim.
+Result<uint64_t> StreamedModel::fitted_budget(uint64_t budget, const SlotPlan& plan, uint64_t dense_bytes) const {
+  const bool own_program = catalog_ && !adopted_;
+  if (!options_.fit || own_program || options_.budget.kind == BudgetSpec::Kind::kAuto || budget < plan.bytes_min) return budget;
+  const auto machine = read_system_memory();
+  if (!machine) return budget;
+  const uint64_t rest = dense_bytes + std::max(machine->available_bytes / kFitReserveDivisor, kFitReserveBytesMin);
+  const uint64_t fits = machine->available_bytes - std::min(machine->available_bytes, rest);
+  if (budget <= fits) return budget;
+  if (fits < plan.bytes_min) {
+    return make_error(ErrorCode::kNoMemory,
+                      "budget: {} do not fit, {} has {} left for experts and this model needs at least {}; SLUICE_FIT=off takes the "
+                      "budget as it is",
+                      format_bytes(budget), machine->bound_by, format_bytes(fits), format_bytes(plan.bytes_min));
+  }
+  log_warning("the budget of {} does not fit into memory: {} are taken (SLUICE_FIT=off takes all of it)", format_bytes(budget),
+              format_bytes(fits));
+  return fits;
 }
 
 Status StreamedModel::finish_locked() {
@@ -259,15 +294,26 @@ Status StreamedModel::finish_locked() {
       catalog_ ? std::span(catalog_->files) : std::span<const std::shared_ptr<const File>>();
   auto device = open_drives({options_.io, options_.direct, options_.mirrors}, sources, model_files);
   if (!device) return device.error();
-  const SlotPlan plan = plan_layout(sources, top_k);
+  if (options_.wrap_device) *device = options_.wrap_device(std::move(*device));
+  const SlotPlan plan = plan_layout(sources, top_k, options_.per_layer);
   const auto budget = resolve_budget(plan, dense_bytes);
   if (!budget) return budget.error();
+  drop_mapped_pages();  // before their memory is taken for slots
+  // Slots are taken at once and kept from the kernel's reclaim: who comes later sees what is really left.
+  const MemoryOptions memory{.huge = options_.huge, .lock = options_.lock, .touch = options_.lock != Wish::kNo};
   auto loader = Loader::create(std::move(sources), std::move(device).value(),
-                               {.budget_bytes = *budget, .top_k = top_k, .policy = options_.policy,
-                                .verify_slots = options_.verify_slots, .verify_reads = options_.verify_reads});
+                               {.budget_bytes = *budget,
+                                .top_k = top_k,
+                                .policy = options_.policy,
+                                .per_layer = options_.per_layer,
+                                .memory = memory,
+                                .fit = options_.fit,
+                                .mapped_bytes = dense_bytes,
+                                .verify_slots = options_.verify_slots,
+                                .verify_reads = options_.verify_reads,
+                                .poison_released_slots = options_.poison_released_slots});
   if (!loader) return loader.error();
   loader_ = std::move(loader).value();
-  drop_mapped_pages();
   EngineStats stats;
   loader_->add_stats(stats);
   log_line(LogLevel::kInfo, fmt::format("streaming {} of experts through {} slots ({}), {}{}", format_bytes(plan.expert_bytes),

@@ -77,6 +77,7 @@ class StreamedModel {
   Status finish_locked();
   Status open_trace(const std::vector<LayerSource>& sources, uint32_t top_k);
   Result<uint64_t> resolve_budget(const SlotPlan& plan, uint64_t dense_bytes) const;
+  Result<uint64_t> fitted_budget(uint64_t budget, const SlotPlan& plan, uint64_t dense_bytes) const;
   void keep_in_memory(StreamedTensor& tensor, std::byte* memory);
   void drop_mapped_pages();
   void describe_from_catalog(StreamedTensor& tensor) const;

@@ -85,7 +85,7 @@ Status ModelSession::plan_memory(SessionOptions& options) {
       .context_tokens = options.context_tokens,
       .context = estimate_context_bytes(*shape, options.context_tokens, options.ubatch_tokens),
       .expert_bytes = catalog_.expert_bytes,
-      .budget_bytes_min = engine_budget_bytes_min(catalog_),
+      .budget_bytes_min = engine_budget_bytes_min(catalog_, options.engine.per_layer),
       .fit = options.engine.fit,
   });
   if (!plan) return plan.error();

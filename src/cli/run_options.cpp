@@ -108,6 +108,10 @@ void add_run_options(CLI::App& command, RunOptions& options) {
       ->group(memory);
   command.add_flag("--verify-reads", options.verify_reads, "compare what is read with the checksums of a pack")->group(memory);
   add_parsed(
+      command, "--per-layer", options.per_layer, [](const std::string& text) { return parse_switch("per_layer", text); },
+      "on|off", "give every layer slots of its own")
+      ->group(memory);
+  add_parsed(
       command, "--fit", options.fit, [](const std::string& text) { return parse_switch("fit", text); }, "on|off",
       "make a budget smaller that memory cannot hold, and follow what is left")
       ->group(memory);
@@ -169,6 +173,7 @@ EngineOptions engine_options_with_flags(const EngineOptions& environment, const 
   if (options.direct) engine.direct = *options.direct;
   if (!options.mirrors.empty()) engine.mirrors = options.mirrors;
   if (options.policy) engine.policy = *options.policy;
+  if (options.per_layer) engine.per_layer = *options.per_layer;
   if (options.verify_reads) engine.verify_reads = true;
   if (options.fit) engine.fit = *options.fit;
   if (options.verify_slots) engine.verify_slots = true;

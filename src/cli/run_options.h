@@ -45,6 +45,7 @@ struct RunOptions {
   std::optional<DirectMode> direct;
   std::vector<std::string> mirrors;
   std::optional<PolicyKind> policy;
+  std::optional<bool> per_layer;
   bool verify_reads = false;
   std::optional<bool> fit;
   bool verify_slots = false;

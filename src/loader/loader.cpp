@@ -25,13 +25,28 @@ std::string matrix_names(const LayerSource& source, uint32_t span) {
   return names;
 }
 
+// The policy that was asked for, or one that hits where the pool is smaller than what a token asks for.
+PolicyKind policy_for_plan(const SlotPlan& plan, const LoaderOptions& options) {
+  for (uint32_t i = 0; i < plan.classes.size(); ++i) {
+    const auto n_layer = static_cast<uint32_t>(
+        std::count_if(plan.layouts.begin(), plan.layouts.end(), [&](const LayerLayout& layout) { return layout.size_class == i; }));
+    const uint32_t n_slot = plan.classes[i].n_slot;
+    const PolicyKind policy = policy_for_pool(options.policy, n_slot, n_layer, options.top_k);
+    if (policy == options.policy) continue;
+    log_info("policy {} in place of {}: a token asks for {} experts of {} layers, the pool has {} slots for them",
+             policy_name(policy), policy_name(options.policy), uint64_t{n_layer} * options.top_k, n_layer, n_slot);
+    return policy;
+  }
+  return options.policy;
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Loader>> Loader::create(std::vector<LayerSource> sources, std::unique_ptr<Device> device,
                                                const LoaderOptions& options) {
   std::unique_ptr<Loader> loader(new Loader);
   loader->options_ = options;
-  loader->plan_ = plan_layout(sources, options.top_k);
+  loader->plan_ = plan_layout(sources, options.top_k, options.per_layer);
   if (Status status = plan_slots(loader->plan_, options.budget_bytes); !status) return status.error();
   for (const LayerSource& source : sources) {
     if (!options.verify_reads || source.checksums) continue;
@@ -39,8 +54,13 @@ Result<std::unique_ptr<Loader>> Loader::create(std::vector<LayerSource> sources,
                       source.spans.front().file->path());
   }
 
-  PoolSpec spec{.policy = options.policy, .poison_released_slots = options.poison_released_slots};
-  for (const ClassPlan& size_class : loader->plan_.classes) spec.classes.push_back({size_class.slot_bytes, size_class.n_slot});
+  loader->policy_ = policy_for_plan(loader->plan_, options);
+  PoolSpec spec{.policy = loader->policy_,
+                .memory = options.memory,
+                .poison_released_slots = options.poison_released_slots};
+  for (const ClassPlan& size_class : loader->plan_.classes) {
+    spec.classes.push_back({.slot_bytes = size_class.slot_bytes, .n_slot = size_class.n_slot, .n_slot_min = size_class.n_slot_min});
+  }
   for (uint32_t i = 0; i < sources.size(); ++i) {
     const uint32_t layer = sources[i].layer;
     if (layer >= spec.layer_class.size()) {
@@ -55,6 +75,7 @@ Result<std::unique_ptr<Loader>> Loader::create(std::vector<LayerSource> sources,
   auto pool = ResidentPool::create(spec);
   if (!pool) return pool.error();
   loader->pool_ = std::move(pool).value();
+  for (const std::string& line : loader->pool_->memory_missing()) log_line_once(LogLevel::kInfo, line);
   auto staging = SlotMemory::create(loader->plan_.staging_bytes * loader->plan_.n_staging);
   if (!staging) return staging.error();
   loader->staging_memory_ = std::move(staging).value();
@@ -63,9 +84,19 @@ Result<std::unique_ptr<Loader>> Loader::create(std::vector<LayerSource> sources,
   loader->layers_.resize(loader->source_of_layer_.size());
   loader->sources_ = std::move(sources);
   loader->device_ = std::move(device);
-  // Not the slots: pinning them would touch the whole budget at start (docs/experiments.tsv).
+  // Not the slots: that brings too little for the memory limit it counts against (docs/experiments.tsv).
   if (loader->plan_.n_staging > 0) {
     loader->device_->register_memory({loader->staging_memory_.data(), loader->staging_memory_.bytes()});
+  }
+  if (options.fit) {
+    loader->watch_.emplace(options.memory_root);
+    // A machine that does not tell what is left cannot be followed.
+    if (const auto sample = loader->watch_->sample()) {
+      loader->governor_.emplace(GovernorOptions{
+          .pool_bytes_max = loader->pool_->bytes(),
+          .pool_bytes_min = loader->pool_->bytes_min(),
+          .reserve_bytes = governor_reserve_bytes(sample->available_bytes - std::min(sample->available_bytes, options.mapped_bytes))});
+    }
   }
   return loader;
 }
@@ -84,13 +115,15 @@ Status Loader::start(uint32_t layer, std::span<const uint32_t> experts) {
                         static_cast<int32_t>(expert), source.n_expert);
     }
   }
+  const bool new_pass = last_layer_ != kNone && layer <= last_layer_;
+  if (new_pass) follow_memory();
   const bool all_hits = std::all_of(experts.begin(), experts.end(),
                                     [&](uint32_t expert) { return pool_->find({layer, expert}).has_value(); });
   if (!spoiled_.ok()) return spoiled_;
   if (!all_hits) {
     if (Status status = check_files(source); !status) return status;
   }
-  if (last_layer_ != kNone && layer <= last_layer_) pool_->advance();  // a new pass over the layers
+  if (new_pass) pool_->advance();
   last_layer_ = layer;
   active_ = true;
   layer_ = layer;
@@ -145,6 +178,25 @@ Status Loader::check_files(const LayerSource& source) const {
     if (Status status = checked->check_unchanged(); !status) return status;
   }
   return {};
+}
+
+// Between two passes, a few times a second: nothing is pinned then, so the pool can have its new size at once.
+void Loader::follow_memory() {
+  if (!governor_) return;
+  const int64_t now = now_ns();
+  if (!governor_->is_due(now)) return;
+  const auto sample = watch_->sample();
+  if (!sample) return;
+  const uint64_t before = governor_->pool_bytes();
+  const uint64_t bytes = governor_->update({.now_ns = now,
+                                            .available_bytes = sample->available_bytes - std::min(sample->available_bytes, options_.mapped_bytes),
+                                            .stalled_us = sample->stalled_us,
+                                            .stalls_are_own = sample->stalls_are_own});
+  if (bytes == before) return;
+  pool_->resize(bytes);
+  if (bytes < before && governor_->shrinks() == 1) {
+    log_info("memory runs short: the pool gives memory back, {} of {} at first", format_bytes(before - bytes), format_bytes(before));
+  }
 }
 
 // Takes a slot for the entry and queues its reads; false when there is no slot for it now.
@@ -390,7 +442,12 @@ void Loader::add_stats(EngineStats& stats) const {
   stats.budget_bytes_min += plan_.bytes_min;
   stats.expert_bytes += plan_.expert_bytes;
   stats.slots += pool_->n_slot();
-  stats.pool_bytes += plan_.bytes;
+  stats.policy = policy_name(policy_);
+  stats.pool_bytes += plan_.bytes - (pool_->bytes() - pool_->usable_bytes());
+  if (governor_) {
+    stats.pool_shrinks += governor_->shrinks();
+    stats.pool_grows += governor_->grows();
+  }
   if (stats.layers.size() < layers_.size()) stats.layers.resize(layers_.size());
   for (uint32_t layer = 0; layer < layers_.size(); ++layer) {
     ExpertCounters counters = layers_[layer];

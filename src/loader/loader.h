@@ -26,11 +26,15 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/result.h"
 #include "io/device.h"
+#include "io/system_memory.h"
+#include "loader/budget_governor.h"
 #include "loader/slot_plan.h"
 #include "pool/resident_pool.h"
 #include "trace/engine_stats.h"
@@ -41,6 +45,11 @@ struct LoaderOptions {
   uint64_t budget_bytes = 0;
   uint32_t top_k = 1;
   PolicyKind policy = PolicyKind::kLfru;
+  bool per_layer = false;              // every layer has slots of its own
+  MemoryOptions memory;                // of slots
+  bool fit = false;                    // the pool follows the memory that is left (loader/budget_governor.h)
+  uint64_t mapped_bytes = 0;           // weights in the page cache that must stay there, though they count as available
+  std::string memory_root;             // where /proc and /sys are, for tests
   bool verify_slots = false;           // every slot that is handed out is compared with the file first
   bool verify_reads = false;           // every read is compared with the files' checksums
   bool poison_released_slots = false;  // for tests
@@ -72,6 +81,8 @@ class Loader {
   bool streams_layer(uint32_t layer) const { return layer < source_of_layer_.size() && source_of_layer_[layer] != kNone; }
   const SlotPlan& plan() const { return plan_; }
   const ResidentPool& pool() const { return *pool_; }
+  // That is in effect: another than was asked for when a pool is too small for it.
+  PolicyKind policy() const { return policy_; }
   // Adds this loader's counters to `stats`.
   void add_stats(EngineStats& stats) const;
   int64_t stall_ns() const { return stall_ns_; }
@@ -92,6 +103,7 @@ class Loader {
   };
 
   Loader() = default;
+  void follow_memory();
   bool place(uint32_t entry);
   Status check_files(const LayerSource& source) const;
   void submit_waiting();
@@ -107,7 +119,10 @@ class Loader {
   std::vector<uint32_t> source_of_layer_;
   SlotPlan plan_;
   LoaderOptions options_;
+  PolicyKind policy_ = PolicyKind::kLfru;
   std::unique_ptr<ResidentPool> pool_;
+  std::optional<MemoryWatch> watch_;
+  std::optional<BudgetGovernor> governor_;
   SlotMemory staging_memory_;
   std::vector<uint32_t> staging_free_;
   std::unique_ptr<Device> device_;  // last, so that it is gone before the memory its reads land in

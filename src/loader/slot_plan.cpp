@@ -57,9 +57,9 @@ uint32_t SlotPlan::n_slot() const {
   return total;
 }
 
-SlotPlan plan_layout(const std::vector<LayerSource>& sources, uint32_t top_k) {
+SlotPlan plan_layout(const std::vector<LayerSource>& sources, uint32_t top_k, bool per_layer) {
   SlotPlan plan;
-  std::map<uint64_t, uint32_t> class_of_bytes;
+  std::map<std::pair<uint64_t, uint32_t>, uint32_t> class_of;  // by slot bytes and, with a class per layer, layer
   for (const LayerSource& source : sources) {
     LayerLayout layout;
     std::vector<Region> in_place;
@@ -75,7 +75,7 @@ SlotPlan plan_layout(const std::vector<LayerSource>& sources, uint32_t top_k) {
         plan.staging_bytes = std::max(plan.staging_bytes, align_up(region_bytes(span, source.n_expert), kSlotAlignBytes));
       }
     }
-    const auto [it, is_new] = class_of_bytes.try_emplace(slot_bytes, static_cast<uint32_t>(plan.classes.size()));
+    const auto [it, is_new] = class_of.try_emplace({slot_bytes, per_layer ? source.layer : 0}, static_cast<uint32_t>(plan.classes.size()));
     if (is_new) plan.classes.push_back({.slot_bytes = slot_bytes});
     layout.size_class = it->second;
     ClassPlan& size_class = plan.classes[it->second];

@@ -91,8 +91,9 @@ struct SlotPlan {
 
 inline constexpr double kPaddingMax = 1.0 / 16;
 
-// Layouts, classes and bounds; no slots yet.
-SlotPlan plan_layout(const std::vector<LayerSource>& sources, uint32_t top_k);
+// Layouts, classes and bounds; no slots yet. `per_layer`: a class of its own for each layer, which nobody else may take
+// from, instead of one for all layers with equal slots.
+SlotPlan plan_layout(const std::vector<LayerSource>& sources, uint32_t top_k, bool per_layer = false);
 // Shares `budget_bytes` out. kNoMemory with wanted and given when it is below bytes_min.
 Status plan_slots(SlotPlan& plan, uint64_t budget_bytes);
 

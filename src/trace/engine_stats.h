@@ -54,7 +54,10 @@ struct EngineStats {
   uint64_t budget_bytes_min = 0;   // the smallest that works
   uint64_t expert_bytes = 0;       // of all routed experts in the file
   uint64_t slots = 0;
-  uint64_t pool_bytes = 0;         // slot memory and staging
+  std::string policy;              // that is in effect
+  uint64_t pool_bytes = 0;         // slot memory and staging, without what was given back meanwhile
+  uint64_t pool_shrinks = 0;       // how often memory was given back, and taken again
+  uint64_t pool_grows = 0;
   ExpertCounters experts;
   std::vector<ExpertCounters> layers;  // by layer number; dense layers stay zero
   std::vector<std::vector<uint64_t>> choices;  // [layer][expert] how many tokens the router gave to it

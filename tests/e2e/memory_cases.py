@@ -32,7 +32,7 @@ def check_small_container(paths, checks):
     text = paths.folder / "long.txt"
     text.write_text((PROMPT + ". ") * 180)
     try:
-        cage = memory_cgroup.Cage(300 * MIB)
+        cage = memory_cgroup.make_cage(300 * MIB)
     except support.Skip as reason:
         print(f"no small container: {reason}")
         return
@@ -52,7 +52,7 @@ def check_small_container(paths, checks):
 def check_too_small_container(paths, checks):
     """A context that cannot fit is refused before the model is loaded, with the sum."""
     try:
-        cage = memory_cgroup.Cage(64 * MIB)
+        cage = memory_cgroup.make_cage(64 * MIB)
     except support.Skip:
         return
     with cage:

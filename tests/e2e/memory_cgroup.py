@@ -82,8 +82,13 @@ def test(paths, checks):
         rss = support.read_json(paths.folder / "caged.stats")["memory"]["peak_rss_bytes"]
         checks.that(rss <= limit, f"sluice run: {rss} bytes at its peak, limit {limit}")
 
-    done, kills = caged("sluice run with all experts", sluice_run("full", "100%"))
+    done, kills = caged("sluice run with all experts", [*sluice_run("full", "100%"), "--fit", "off"])
     checks.that(done.signal == signal.SIGKILL and kills > 0, f"the limit of {limit} bytes stops nothing: {done.told()}")
+
+    done, kills = caged("sluice run with all experts made to fit", sluice_run("fitted", "100%"))
+    if checks.that(done.code == 0 and kills == 0, f"sluice run --budget 100% in {limit} bytes: {done.told()}"):
+        checks.equal("made to fit: tokens", support.read_json(paths.folder / "fitted.tokens"), wanted)
+        checks.that("does not fit into memory" in done.err, f"no line says that the budget was made smaller: {done.told()}")
 
     stats = paths.folder / "plugin.stats"
     done, kills = caged(

@@ -1,8 +1,11 @@
 #include "loader/loader.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <numeric>
 #include <random>
@@ -225,6 +228,71 @@ TEST(Loader, AFileThatIsRewrittenWhileItIsReadIsNoticed) {
   const auto again = run_demand(*loader, *model, 0, {0, 1});
   ASSERT_FALSE(again.ok()) << "slots that may hold the new bytes are used";
   EXPECT_EQ(again.error().code, ErrorCode::kChanged);
+}
+
+// A tree with nothing but /proc/meminfo, whose number a test can change.
+class MadeUpMachine {
+ public:
+  MadeUpMachine() : root_(std::filesystem::temp_directory_path() / ("sluice-machine-" + std::to_string(getpid()))) {
+    std::filesystem::create_directories(root_ / "proc");
+  }
+  ~MadeUpMachine() { std::filesystem::remove_all(root_); }
+  void set_available(uint64_t bytes) { std::ofstream(root_ / "proc/meminfo") << "MemAvailable: " << bytes / 1024 << " kB\n"; }
+  std::string root() const { return root_; }
+
+ private:
+  std::filesystem::path root_;
+};
+
+TEST(Loader, GivesMemoryBackWhileItRunsAndStaysExact) {
+  const auto model = make_test_model({200000, 200000}, 24, DirectMode::kAuto);
+  const SlotPlan layout = plan_layout(model->sources, 2);
+  MadeUpMachine machine;
+  machine.set_available(kGiB);
+  auto created = Loader::create(model->sources, real_device(),
+                                {.budget_bytes = layout.bytes_all, .top_k = 2, .fit = true, .memory_root = machine.root(), .poison_released_slots = true});
+  ASSERT_TRUE(created.ok()) << created.error().message();
+  Loader& loader = **created;
+  std::mt19937 random(3);
+  const auto run_passes = [&](int n) {
+    for (int pass = 0; pass < n; ++pass) {
+      for (size_t source = 0; source < model->sources.size(); ++source) {
+        std::vector<uint32_t> experts(24);
+        std::iota(experts.begin(), experts.end(), 0u);
+        std::shuffle(experts.begin(), experts.end(), random);
+        experts.resize(6);
+        ASSERT_EQ(*run_demand(loader, *model, source, experts), 6u);
+      }
+    }
+  };
+  const auto wait_for_a_look = [] { std::this_thread::sleep_for(std::chrono::nanoseconds(GovernorOptions::kLookIntervalNs)); };
+  run_passes(20);
+  EXPECT_EQ(loader.pool().usable_bytes(), loader.pool().bytes());
+  machine.set_available(30 * kMiB);  // below the reserve of 32 MiB: 18 MiB are missing to one and a half
+  wait_for_a_look();
+  run_passes(20);
+  EXPECT_LT(loader.pool().usable_bytes(), loader.pool().bytes() - 17 * kMiB);
+  machine.set_available(0);
+  wait_for_a_look();
+  run_passes(20);
+  EXPECT_EQ(loader.pool().usable_bytes(), loader.pool().bytes_min());
+  EngineStats stats;
+  loader.add_stats(stats);
+  EXPECT_EQ(stats.pool_shrinks, 2u);
+  EXPECT_GT(stats.experts.unplaced, 0u) << "six experts and the smallest pool";
+  EXPECT_EQ(*loader.verify_all_slots(), 0u);
+}
+
+TEST(Loader, APoolBelowOneTokensWorkingSetTakesAPolicyThatHits) {
+  const auto model = make_test_model({200000, 200000, 200000}, 24, DirectMode::kAuto);
+  const SlotPlan layout = plan_layout(model->sources, 2);
+  for (const uint64_t n_slot : {2u, 5u, 6u}) {
+    auto loader = Loader::create(model->sources, real_device(),
+                                 {.budget_bytes = layout.bytes_min + (n_slot - 2) * layout.classes[0].slot_bytes, .top_k = 2, .policy = PolicyKind::kLru});
+    ASSERT_TRUE(loader.ok()) << loader.error().message();
+    EXPECT_EQ((*loader)->pool().n_slot(), n_slot);
+    EXPECT_EQ((*loader)->policy(), n_slot < 6 ? PolicyKind::kLfru : PolicyKind::kLru);
+  }
 }
 
 }  // namespace

@@ -35,25 +35,26 @@ RoutingTrace made_up_trace(const TestModel& model, int n_forward) {
 }
 
 // By policy and first layer with experts: a model may begin with a dense layer or not.
-class ReplayAgreement : public testing::TestWithParam<std::tuple<PolicyKind, uint32_t>> {};
+class ReplayAgreement : public testing::TestWithParam<std::tuple<PolicyKind, uint32_t, bool>> {};
 
-INSTANTIATE_TEST_SUITE_P(Policies, ReplayAgreement, testing::Combine(testing::ValuesIn(kPolicyKinds), testing::Values(0u, 1u)),
+INSTANTIATE_TEST_SUITE_P(Policies, ReplayAgreement, testing::Combine(testing::ValuesIn(kPolicyKinds), testing::Values(0u, 1u), testing::Bool()),
                          [](const auto& test) {
-                           return policy_name(std::get<0>(test.param)) + std::string("_from_layer_") + std::to_string(std::get<1>(test.param));
+                           return policy_name(std::get<0>(test.param)) + std::string("_from_layer_") + std::to_string(std::get<1>(test.param)) +
+                                  (std::get<2>(test.param) ? "_per_layer" : "");
                          });
 
 TEST_P(ReplayAgreement, PredictsTheLoadersCounters) {
-  const auto [policy, first_layer] = GetParam();
+  const auto [policy, first_layer, per_layer] = GetParam();
   const auto model = make_test_model({4096, 1200, 4096}, kExperts, DirectMode::kOff, first_layer);
   const RoutingTrace trace = made_up_trace(*model, 600);
-  const SlotPlan layout = plan_layout(model->sources, kTopK);
+  const SlotPlan layout = plan_layout(model->sources, kTopK, per_layer);
   for (const double share : {0.0, 0.1, 0.5}) {
     const auto budget =
         layout.bytes_min + static_cast<uint64_t>(share * static_cast<double>(layout.bytes_all - layout.bytes_min));
     auto device = open_device({});
     ASSERT_TRUE(device.ok()) << device.error().message();
     auto loader = Loader::create(model->sources, std::move(*device),
-                                 {.budget_bytes = budget, .top_k = kTopK, .policy = policy});
+                                 {.budget_bytes = budget, .top_k = kTopK, .policy = policy, .per_layer = per_layer});
     ASSERT_TRUE(loader.ok()) << loader.error().message();
     for (const RoutingRecord& record : trace.records) {
       std::vector<uint32_t> experts;
@@ -72,7 +73,7 @@ TEST_P(ReplayAgreement, PredictsTheLoadersCounters) {
     (*loader)->add_stats(stats);
 
     ReplayOptions options{.pools = {std::vector<uint32_t>(trace.header.n_layer, kNoPool), {}}, .policy = {}};
-    options.policy.kind = policy;
+    options.policy.kind = (*loader)->policy();
     const SlotPlan& plan = (*loader)->plan();
     for (size_t i = 0; i < model->sources.size(); ++i) {
       options.pools.pool_of_layer[model->sources[i].layer] = plan.layouts[i].size_class;
