@@ -6,6 +6,8 @@
 
 #include <cerrno>
 #include <fstream>
+#include <string>
+#include <system_error>
 #include <utility>
 
 #include "base/bytes.h"
@@ -24,9 +26,9 @@ std::string huge_pages_refused(void* data, uint64_t bytes) {
   std::ifstream setting("/sys/kernel/mm/transparent_hugepage/enabled");
   std::string text;
   std::getline(setting, text);
-  if (text.find("[never]") != std::string::npos) return "transparent_hugepage/enabled says never";
+  if (text.find("[never]") != std::string::npos) return "off (/sys/kernel/mm/transparent_hugepage/enabled)";
   if (madvise(data, bytes, MADV_HUGEPAGE) == 0) return "";
-  return make_system_error(ErrorCode::kUnsupported, errno, "madvise").message();
+  return "refused (" + std::generic_category().message(errno) + ")";
 #else
   (void)data, (void)bytes;
   return "not on this system";
@@ -85,7 +87,7 @@ Result<SlotMemory> SlotMemory::create(uint64_t bytes, const MemoryOptions& optio
     const std::string reason = huge_pages_refused(memory.data_, bytes);
     memory.huge_ = reason.empty();
     if (!memory.huge_) {
-      memory.missing_.push_back(fmt::format("slot memory without huge pages: {}", reason));
+      memory.missing_.push_back(fmt::format("slots are in small pages: transparent huge pages are {}", reason));
       if (options.huge == Wish::kDemand) return make_error(ErrorCode::kUnsupported, "{}", memory.missing_.back());
     }
   }
