@@ -419,6 +419,13 @@ Status attach_layer(const File& file, const PackLayer& packed, ExpertLayer& laye
   if (packed.n_matrix != layer.matrices.size()) {
     return refuse(fmt::format("{} matrices, {} has {}", packed.n_matrix, kPackModelName, layer.matrices.size()));
   }
+  for (size_t i = packed.n_matrix; i < packed.segments.size(); ++i) {
+    const std::string& name = packed.segments[i].name;
+    const auto& known = layer.side_tensors;
+    if (std::find(known.begin(), known.end(), name) == known.end()) {
+      return refuse(fmt::format("'{}' is no tensor of the layer in {}", printable(name), kPackModelName));
+    }
+  }
   auto checksums = std::make_shared<std::vector<uint64_t>>(packed.n_expert * layer.matrices.size());
   for (size_t i = 0; i < layer.matrices.size(); ++i) {
     ExpertMatrix& matrix = layer.matrices[i];
@@ -467,6 +474,12 @@ Status attach_pack(const Part& first, DirectMode mode, Catalog& catalog) {
   }
   if (index->layers.size() != catalog.expert_layers.size()) {
     return bad_file(experts_path, "experts of {} layers, {} has {}", index->layers.size(), path, catalog.expert_layers.size());
+  }
+  const size_t n_dense = static_cast<size_t>(std::count_if(catalog.tensors.begin(), catalog.tensors.end(), [](const auto& tensor) {
+    return !parse_expert_tensor_name(tensor.name);
+  }));
+  if (index->dense_checksums.size() != n_dense) {
+    return bad_file(experts_path, "checksums of {} dense tensors, {} has {}", index->dense_checksums.size(), path, n_dense);
   }
   const uint32_t file_index = static_cast<uint32_t>(catalog.files.size());
   for (size_t i = 0; i < index->layers.size(); ++i) {

@@ -3,8 +3,10 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include <algorithm>
 #include <cstring>
 #include <limits>
+#include <span>
 
 #include "base/bytes.h"
 #include "store/expert_tensor.h"
@@ -115,6 +117,11 @@ std::vector<std::byte> encode_index(const PackIndex& index) {
   return std::move(out.bytes());
 }
 
+// Padding: whoever gives it a meaning gives the file another version.
+bool all_zeros(std::span<const std::byte> bytes) {
+  return std::all_of(bytes.begin(), bytes.end(), [](std::byte byte) { return byte == std::byte{0}; });
+}
+
 template <typename... Args>
 Error bad_pack(const File& file, fmt::format_string<Args...> format, Args&&... args) {
   return make_error(ErrorCode::kBadFile, "{}: {}", file.path(), fmt::format(format, std::forward<Args>(args)...));
@@ -128,8 +135,8 @@ Status check_segment(const File& file, const PackLayer& layer, const PackSegment
   if (is_matrix ? !name || name->layer != layer.layer : !is_expert_side_tensor_name(segment.name)) {
     return refuse("not the name of an expert tensor of its layer");
   }
-  if (segment.type < 0 || segment.type >= GGML_TYPE_COUNT || ggml_blck_size(segment.type) == 0) return refuse("unknown type");
   const int64_t block = ggml_blck_size(segment.type);
+  if (block == 0) return refuse("a type that ggml has given up");
   if (segment.ne0 <= 0 || segment.ne1 <= 0 || segment.ne0 % block != 0) return refuse("impossible shape");
   const auto row = checked_mul(static_cast<uint64_t>(segment.ne0 / block), ggml_type_size(segment.type));
   const auto bytes = row ? checked_mul(*row, static_cast<uint64_t>(segment.ne1)) : std::nullopt;
@@ -160,6 +167,7 @@ Status check_layer(const File& file, const PackLayer& layer, uint64_t records_be
     const PackSegment& segment = layer.segments[i];
     if (Status status = check_segment(file, layer, segment, i < layer.n_matrix, begin); !status) return status;
     begin = segment.offset + segment.bytes;
+    if (i + 1 == layer.n_matrix && begin != layer.read_bytes) return refuse("a read does not end where the matrices do");
   }
   return {};
 }
@@ -181,14 +189,17 @@ Result<PackIndex> decode_index(const File& file, Reader& in, PackIndex index, ui
     layer.read_bytes = in.get<uint64_t>();
     if (!in.ok() || n_segment > kPackSegmentsMax || layer.n_expert == 0 || layer.n_expert > kPackExpertsMax) return cut();
     for (uint32_t s = 0; s < n_segment; ++s) {
-      PackSegment segment{.name = in.get_text(kNameBytesMax), .type = static_cast<ggml_type>(in.get<uint32_t>())};
+      PackSegment segment{.name = in.get_text(kNameBytesMax)};
+      const uint32_t type = in.get<uint32_t>();
       const uint32_t native = in.get<uint32_t>();
-      segment.native = native == 1;
       segment.ne0 = static_cast<int64_t>(in.get<uint64_t>());
       segment.ne1 = static_cast<int64_t>(in.get<uint64_t>());
       segment.offset = in.get<uint64_t>();
       segment.bytes = in.get<uint64_t>();
       if (!in.ok() || native > 1) return cut();
+      if (type >= GGML_TYPE_COUNT) return bad_pack(file, "layer {}: type {}, this ggml knows {}", layer.layer, type, +GGML_TYPE_COUNT);
+      segment.type = static_cast<ggml_type>(type);
+      segment.native = native == 1;
       layer.segments.push_back(std::move(segment));
     }
     const uint64_t n_checksum = uint64_t{layer.n_expert} * n_segment;
@@ -260,18 +271,23 @@ Result<PackIndex> read_pack_index(const File& file) {
   const uint64_t index_bytes = in.get<uint64_t>();
   const uint64_t index_checksum = in.get<uint64_t>();
   constexpr uint64_t kChecked = sizeof(kMagic) + 2 * sizeof(uint32_t) + 6 * sizeof(uint64_t);
-  if (in.get<uint64_t>() != pack_checksum(header.data(), kChecked)) return bad_pack(file, "the header is damaged");
+  const bool sound = in.get<uint64_t>() == pack_checksum(header.data(), kChecked) &&
+                     all_zeros(std::span(header).subspan(kChecked + sizeof(uint64_t)));
+  if (!sound) return bad_pack(file, "the header is damaged");
   if (layout > static_cast<uint32_t>(PackLayout::kNative)) return bad_pack(file, "unknown layout {}", layout);
   index.layout = static_cast<PackLayout>(layout);
-  if (index_bytes > kPackIndexBytesMax || index_bytes > file.size_bytes() - kPackHeaderBytes) {
+  const uint64_t padded_bytes = index_bytes <= kPackIndexBytesMax ? align_up(index_bytes, kPackAlignBytes) : index_bytes;
+  if (index_bytes > kPackIndexBytesMax || padded_bytes > file.size_bytes() - kPackHeaderBytes) {
     return bad_pack(file, "an index of {} bytes in a file of {}", index_bytes, file.size_bytes());
   }
 
-  std::vector<std::byte> body(index_bytes);
+  std::vector<std::byte> body(padded_bytes);
   if (Status status = file.read_exactly(kPackHeaderBytes, body.data(), body.size()); !status) return status.error();
-  if (pack_checksum(body.data(), body.size()) != index_checksum) return bad_pack(file, "the index is damaged");
-  Reader body_in(body.data(), body.size());
-  return decode_index(file, body_in, std::move(index), align_up(kPackHeaderBytes + index_bytes, kPackAlignBytes));
+  if (pack_checksum(body.data(), index_bytes) != index_checksum || !all_zeros(std::span(body).subspan(index_bytes))) {
+    return bad_pack(file, "the index is damaged");
+  }
+  Reader body_in(body.data(), index_bytes);
+  return decode_index(file, body_in, std::move(index), kPackHeaderBytes + padded_bytes);
 }
 
 }  // namespace sluice
