@@ -36,6 +36,11 @@ uint64_t chunk_bytes(const Piece& piece) {
 // [begin, end) of zeros inside a slab.
 using ZeroRun = std::pair<uint64_t, uint64_t>;
 
+bool has_zeros(const std::vector<ZeroRun>& runs, const ZeroRun& wanted) {
+  return std::any_of(runs.begin(), runs.end(),
+                     [&](const ZeroRun& run) { return run.first <= wanted.first && wanted.second <= run.second; });
+}
+
 class Verifier {
  public:
   Verifier(const Catalog& catalog, Device& device, const WorkProgress& on_progress)
@@ -45,21 +50,19 @@ class Verifier {
     report_.checksums = catalog_.pack != nullptr;
     list_pieces();
     std::vector<ChunkRequest> requests;
-    uint64_t total_bytes = 0;
     for (const Piece& piece : pieces_) {
-      total_bytes += piece.bytes;
+      total_bytes_ += piece.bytes;
       for (uint64_t at = 0; at < piece.bytes; at += chunk_bytes(piece)) {
         requests.push_back({piece.file, piece.offset + at, std::min(chunk_bytes(piece), piece.bytes - at)});
       }
     }
     auto reader = ChunkReader::create(device_, std::move(requests));
     if (!reader) return reader.error();
+    if (catalog_.pack) {
+      if (Status status = check_model_header(); !status) return status.error();
+    }
     for (const Piece& piece : pieces_) {
       if (Status status = check(piece, **reader); !status) return status.error();
-      report_.bytes += piece.bytes;
-      if (on_progress_ && !on_progress_("verifying", report_.bytes, total_bytes)) {
-        return make_error(ErrorCode::kCancelled, "verifying stopped on request");
-      }
     }
     report_zero_runs();
     for (const auto& file : catalog_.files) {
@@ -70,6 +73,7 @@ class Verifier {
 
  private:
   void list_pieces();
+  Status check_model_header();
   Status check(const Piece& piece, ChunkReader& reader);
   void find_zero_runs(const Piece& piece, std::span<const std::byte> bytes, uint64_t at);
   void report_zero_runs();
@@ -86,6 +90,7 @@ class Verifier {
   Device& device_;
   const WorkProgress& on_progress_;
   VerifyReport report_;
+  uint64_t total_bytes_ = 0;
   std::vector<Piece> pieces_;
   // Of each expert tensor and expert: long stretches of zeros.
   std::map<const CatalogTensor*, std::map<int64_t, std::pair<Piece, std::vector<ZeroRun>>>> zero_runs_;
@@ -97,7 +102,7 @@ void Verifier::list_pieces() {
   for (const CatalogTensor& tensor : catalog_.tensors) {
     ++report_.n_tensor;
     tensor_of[tensor.name] = &tensor;
-    if (parse_expert_tensor_name(tensor.name) || tensor.range.bytes == 0) continue;
+    if (parse_expert_tensor_name(tensor.name)) continue;
     pieces_.push_back({.file = catalog_.files[tensor.range.file].get(),
                        .offset = tensor.range.offset,
                        .bytes = tensor.range.bytes,
@@ -137,6 +142,20 @@ void Verifier::list_pieces() {
   }
 }
 
+// The pack's sum of model.gguf's metadata was taken with an id of zeros: the id is a sum of the index, which holds it.
+Status Verifier::check_model_header() {
+  const File& file = *catalog_.files.front();
+  uint64_t bytes = file.size_bytes();
+  for (const CatalogTensor& tensor : catalog_.tensors) bytes = std::min(bytes, tensor.range.offset);
+  std::string header(bytes, '\0');
+  if (Status status = file.read_exactly(0, header.data(), bytes); !status) return status;
+  const std::string id = catalog_.pack->id.text();
+  if (const size_t at = header.find(id); at != std::string::npos) header.replace(at, id.size(), PackId{}.text());
+  if (pack_checksum(reinterpret_cast<const std::byte*>(header.data()), bytes) == catalog_.pack->model_header_checksum) return {};
+  report_.damages.push_back({.tensor = "metadata", .file = file.path(), .offset = 0, .bytes = bytes, .what = "differs from its checksum"});
+  return {};
+}
+
 Status Verifier::check(const Piece& piece, ChunkReader& reader) {
   XXH3_state_t state;
   XXH3_64bits_reset(&state);
@@ -144,6 +163,10 @@ Status Verifier::check(const Piece& piece, ChunkReader& reader) {
   for (uint64_t at = 0; at < piece.bytes; at += chunk_bytes(piece)) {
     const auto chunk = reader.next();
     if (!chunk) return chunk.error();
+    report_.bytes += chunk->size();
+    if (on_progress_ && !on_progress_("verifying", report_.bytes, total_bytes_)) {
+      return make_error(ErrorCode::kCancelled, "verifying stopped on request");
+    }
     if (piece.checksum != nullptr) {
       XXH3_64bits_update(&state, chunk->data(), chunk->size());
       continue;
@@ -189,20 +212,21 @@ void Verifier::report_zero_runs() {
         return run.second - run.first < std::min(kZeroRunBytesMin, piece->bytes);
       });
     }
-    const std::vector<ZeroRun>& first = experts.begin()->second.second;
-    const bool padding = !first.empty() && experts.size() > 1 &&
-                         !(first.size() == 1 && first.front() == ZeroRun{0, experts.begin()->second.first.bytes}) &&
-                         std::all_of(experts.begin(), experts.end(), [&](const auto& entry) { return entry.second.second == first; });
-    if (padding) {
-      report_.padded.push_back(tensor->name);
-      continue;
-    }
+    bool padded = false;
     for (const auto& [expert, entry] : experts) {
       const auto& [piece, runs] = entry;
-      for (const auto& [begin, end] : runs) {
-        add_damage(piece, piece.offset + begin, end - begin, end - begin == piece.bytes ? "is all zeros" : "has a stretch of zeros");
+      for (const ZeroRun& run : runs) {
+        const bool whole = run.second - run.first == piece.bytes;
+        if (!whole && experts.size() > 1 && std::all_of(experts.begin(), experts.end(), [&](const auto& other) {
+              return has_zeros(other.second.second, run);
+            })) {
+          padded = true;
+          continue;
+        }
+        add_damage(piece, piece.offset + run.first, run.second - run.first, whole ? "is all zeros" : "has a stretch of zeros");
       }
     }
+    if (padded) report_.padded.push_back(tensor->name);
   }
 }
 
