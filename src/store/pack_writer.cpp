@@ -3,6 +3,7 @@
 #define XXH_INLINE_ALL
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 #include <xxhash.h>
@@ -20,6 +21,7 @@
 #include "base/bytes.h"
 #include "io/chunk_reader.h"
 #include "store/gguf_header.h"
+#include "store/hole_guard.h"
 #include "store/merged_gguf.h"
 #include "store/verify.h"
 
@@ -29,9 +31,8 @@ namespace {
 
 // Read and written at once: long enough for any drive's full speed.
 constexpr uint64_t kChunkBytes = 8 * kMiB;
-// What a hole's guard takes of the disk, at most: one block of the file system.
-constexpr uint64_t kGuardBytesMax = 4096;
-constexpr std::byte kGuardByte{0xff};  // NaN or infinity as a scale in every type of ggml
+// What one patch of a hole's guard takes of the disk: a block of the file system, or two.
+constexpr uint64_t kGuardBytesMax = 8192;
 constexpr PackId kNoId;
 
 PackId id_of(const XXH128_hash_t& hash) { return {hash.high64, hash.low64}; }
@@ -45,13 +46,16 @@ class NewFile {
     if (fd_ >= 0) close(fd_);
   }
 
+  // A file that is there keeps its bytes until resize: it may be another process's.
   Status create(const std::string& path) {
     path_ = path;
-    fd_ = open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    fd_ = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
     if (fd_ < 0) return make_system_error(ErrorCode::kBadArgument, errno, "cannot write '{}'", path);
     return {};
   }
+  // Zeros, all of it.
   Status resize(uint64_t bytes) {
+    if (ftruncate(fd_, 0) != 0) return make_system_error(ErrorCode::kBadArgument, errno, "cannot empty '{}'", path_);
     if (ftruncate(fd_, static_cast<off_t>(bytes)) == 0) return {};
     return make_system_error(ErrorCode::kBadArgument, errno, "cannot make '{}' {} bytes long", path_, bytes);
   }
@@ -71,16 +75,24 @@ class NewFile {
     if (fsync(fd_) == 0) return {};
     return make_system_error(ErrorCode::kBadArgument, errno, "cannot sync '{}'", path_);
   }
-  // What was written goes to the disk now and leaves the page cache: a pack is not read again soon.
-  void forget(uint64_t offset, uint64_t bytes) {
+  // What was written goes to the disk now and leaves the page cache: a pack is not read again soon. The kernel tells a
+  // write that failed once only, so it must be heard here.
+  Status forget(uint64_t offset, uint64_t bytes) {
+    if (Status status = sync(); !status) return status;
 #ifdef POSIX_FADV_DONTNEED
-    fdatasync(fd_);
     (void)posix_fadvise(fd_, static_cast<off_t>(offset), static_cast<off_t>(bytes), POSIX_FADV_DONTNEED);
 #else
     (void)offset, (void)bytes;
 #endif
+    return {};
   }
-  bool lock() { return flock(fd_, LOCK_EX | LOCK_NB) == 0; }
+  // False when another process has the lock, or had it and has given the file its final name since it was opened here.
+  bool lock() {
+    struct stat opened = {};
+    struct stat named = {};
+    return flock(fd_, LOCK_EX | LOCK_NB) == 0 && fstat(fd_, &opened) == 0 && stat(path_.c_str(), &named) == 0 &&
+           opened.st_ino == named.st_ino && opened.st_dev == named.st_dev;
+  }
 
  private:
   std::string path_;
@@ -101,6 +113,16 @@ std::string parent_of(const std::string& path) {
   return parent.empty() ? "." : parent;
 }
 
+// The name of something in the folder that no pack has, if there is any: a user's, which is not ours to remove.
+std::optional<std::string> find_foreign_file(const std::string& folder) {
+  std::error_code failed;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, failed)) {
+    const std::string name = entry.path().filename().string();
+    if (name != kPackModelName && name != kPackExpertsName) return name;
+  }
+  return std::nullopt;
+}
+
 // The model, whatever it is packed as: headers and sizes of its files.
 Result<PackId> source_id(const Catalog& catalog) {
   if (catalog.pack) return catalog.pack->source;
@@ -118,6 +140,10 @@ Result<PackId> source_id(const Catalog& catalog) {
     XXH3_128bits_update(&state, header.data(), header.size());
   }
   return id_of(XXH3_128bits_digest(&state));
+}
+
+ExpertTensorShape shape_of(const CatalogTensor& tensor) {
+  return {tensor.type, tensor.ne[0], tensor.ne[1], tensor.ne[2], tensor.range.bytes / static_cast<uint64_t>(tensor.ne[2])};
 }
 
 // A side tensor, of which each record gets the expert's slice.
@@ -150,6 +176,7 @@ class PackWriter {
     if (status) status = open_partial();
     if (status) status = write_experts();
     if (status) status = write_dense();
+    if (status) status = write_guards();
     if (status) status = complete();
     if (status && options_.read_back) status = read_back();
     if (status) status = publish();
@@ -167,6 +194,7 @@ class PackWriter {
   Status write_group(const ExpertLayer& layer, PackLayer& packed, uint32_t first, uint32_t n, ChunkReader& reader,
                      std::span<const Run> runs);
   Status write_dense();
+  Status write_guards();
   Status complete();
   Status read_back();
   Status publish();
@@ -194,7 +222,7 @@ class PackWriter {
   PackIndex index_;
   MergedGguf merged_;  // with an id of zeros
   PackReport report_;
-  uint64_t n_guard_ = 0;
+  uint64_t n_guard_ = 0;  // patches in model.gguf's holes
   uint64_t done_bytes_ = 0;
   uint64_t total_bytes_ = 0;
   NewFile experts_;
@@ -257,7 +285,7 @@ Status PackWriter::plan() {
     packed.checksums.resize(packed.n_expert * packed.segments.size());
     index_.layers.push_back(std::move(packed));
     report_.n_record += layer.n_expert;
-    n_guard_ += layer.n_expert;
+    for (const ExpertMatrix& matrix : layer.matrices) n_guard_ += hole_guard(matrix.role, matrix.shape).size() * layer.n_expert;
   }
   for (const CatalogTensor& tensor : catalog_.tensors) {
     if (!parse_expert_tensor_name(tensor.name)) index_.dense_checksums.push_back(0);
@@ -286,6 +314,7 @@ Status PackWriter::check_target() const {
   if (std::filesystem::is_empty(folder_, failed) && !failed) return {};
   const auto file = File::open(folder_ + "/" + kPackExpertsName, DirectMode::kOff);
   if (!file) return refuse("is there and holds something else than a pack");
+  if (const auto foreign = find_foreign_file(folder_)) return refuse(fmt::format("holds '{}', which is no part of a pack", *foreign));
   const auto held = read_pack_index(**file);
   if (!held) return refuse(fmt::format("holds what this program cannot read as a pack ({})", held.error().message()));
   if (!(held->source == index_.source)) {
@@ -317,19 +346,19 @@ Error PackWriter::explain(const Error& error) const {
 
 Status PackWriter::open_partial() {
   std::error_code failed;
-  if (!std::filesystem::create_directory(partial_, failed)) {
-    if (failed) return make_system_error(ErrorCode::kBadArgument, failed.value(), "cannot make the folder '{}'", partial_);
-    // Somebody's, or left by one that was killed: whoever writes holds the lock.
-    const int fd = open((partial_ + "/" + kPackExpertsName).c_str(), O_RDONLY | O_CLOEXEC);
-    const bool busy = fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0;
-    if (fd >= 0) close(fd);
-    if (busy) return make_error(ErrorCode::kBadArgument, "'{}' is being written by another process", partial_);
+  const bool made = std::filesystem::create_directory(partial_, failed);
+  if (failed) return make_system_error(ErrorCode::kBadArgument, failed.value(), "cannot make the folder '{}'", partial_);
+  if (const auto foreign = find_foreign_file(partial_); foreign && !made) {
+    return make_error(ErrorCode::kBadArgument, "'{}' is there and holds '{}', which is no part of a pack; remove it", partial_, *foreign);
   }
-  Status status = experts_.create(partial_ + "/" + kPackExpertsName);
-  if (!status) return status;
+  // A folder that was there is somebody's who writes it and holds the lock, or was left by one that was killed.
+  if (Status status = experts_.create(partial_ + "/" + kPackExpertsName); !status) {
+    if (made) std::filesystem::remove(partial_, failed);
+    return status;
+  }
   if (!experts_.lock()) return make_error(ErrorCode::kBadArgument, "'{}' is being written by another process", partial_);
   owns_partial_ = true;
-  status = model_.create(partial_ + "/" + kPackModelName);
+  Status status = model_.create(partial_ + "/" + kPackModelName);
   if (status) status = experts_.resize(report_.experts_file_bytes);
   if (status) status = model_.resize(merged_.size_bytes);
   return status;
@@ -380,8 +409,7 @@ Status PackWriter::write_layer(const ExpertLayer& layer, PackLayer& packed) {
     const uint32_t n = std::min(n_group, packed.n_expert - first);
     if (Status status = write_group(layer, packed, first, n, **reader, group_runs); !status) return status;
   }
-  experts_.forget(packed.record_offset, packed.record_stride_bytes * packed.n_expert);
-  return {};
+  return experts_.forget(packed.record_offset, packed.record_stride_bytes * packed.n_expert);
 }
 
 Status PackWriter::write_group(const ExpertLayer& layer, PackLayer& packed, uint32_t first, uint32_t n, ChunkReader& reader,
@@ -430,15 +458,7 @@ Status PackWriter::write_dense() {
   size_t dense = 0;
   for (size_t i = 0; i < catalog_.tensors.size(); ++i) {
     const CatalogTensor& tensor = catalog_.tensors[i];
-    if (const auto name = parse_expert_tensor_name(tensor.name)) {
-      if (name->role != MatrixRole::kDown) continue;
-      const std::vector<std::byte> guard(ggml_type_size(tensor.type), kGuardByte);
-      const uint64_t slab_bytes = tensor.range.bytes / static_cast<uint64_t>(tensor.ne[2]);
-      for (uint64_t expert = 0; expert < static_cast<uint64_t>(tensor.ne[2]); ++expert) {
-        if (Status status = model_.write(merged_.offsets[i] + expert * slab_bytes, guard.data(), guard.size()); !status) return status;
-      }
-      continue;
-    }
+    if (parse_expert_tensor_name(tensor.name)) continue;
     XXH3_state_t state;
     XXH3_64bits_reset(&state);
     for (uint64_t at = 0; at < tensor.range.bytes; at += kChunkBytes) {
@@ -450,6 +470,23 @@ Status PackWriter::write_dense() {
       if (!status) return status;
     }
     index_.dense_checksums[dense++] = XXH3_64bits_digest(&state);
+  }
+  return {};
+}
+
+// model.gguf has holes where the experts would be.
+Status PackWriter::write_guards() {
+  for (size_t i = 0; i < catalog_.tensors.size(); ++i) {
+    const CatalogTensor& tensor = catalog_.tensors[i];
+    const auto name = parse_expert_tensor_name(tensor.name);
+    if (!name) continue;
+    const ExpertTensorShape shape = shape_of(tensor);
+    for (const GuardPatch& patch : hole_guard(name->role, shape)) {
+      for (uint64_t expert = 0; expert < static_cast<uint64_t>(shape.n_expert); ++expert) {
+        const uint64_t offset = merged_.offsets[i] + expert * shape.slab_bytes + patch.offset;
+        if (Status status = model_.write(offset, patch.bytes.data(), patch.bytes.size()); !status) return status;
+      }
+    }
   }
   return {};
 }
@@ -487,6 +524,7 @@ Status PackWriter::read_back() {
 }
 
 Status PackWriter::publish() {
+  if (Status status = check_target(); !status) return status;  // much time has gone by
   const auto failed = [&] { return make_system_error(ErrorCode::kBadArgument, errno, "cannot rename '{}' to '{}'", partial_, folder_); };
   std::error_code ignored;
   const bool replaces = std::filesystem::exists(folder_, ignored) && !std::filesystem::is_empty(folder_, ignored);

@@ -2,10 +2,11 @@
 // (store/pack_format.h). Whole or not at all: written into a folder of a temporary name, synced, read back, renamed.
 //
 // Same in  the same model gives the same bytes, at any time and place.
-// Replaces a folder that holds a pack of the same model; anything else that stands at the target is refused.
-// Holes    where experts would be in model.gguf there are none on the disk. The first block of every down matrix is
-//          NaN there, so that an engine that knows nothing of packs computes nothing that looks like an answer.
-// Memory   a few dozen MiB, whatever the model's size.
+// Replaces a folder that holds a pack of the same model and nothing else; anything else that stands at the target is
+//          refused.
+// Holes    where experts would be in model.gguf the file takes nothing of the disk, but for what store/hole_guard.h puts
+//          there.
+// Memory   some of the largest matrices of an expert, a few dozen MiB at least, whatever the model's size.
 // Errors   kBadArgument (the target; the disk is full, with needed and free bytes), kChanged (the source changed
 //          meanwhile), kBadFile (reading back found other bytes), kCancelled, kDeviceError. Nothing is left behind.
 // Threads  one call at a time for a target; a second process is refused.
