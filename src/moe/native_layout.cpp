@@ -1,6 +1,5 @@
 #include "moe/native_layout.h"
 
-#include <cstring>
 #include <string_view>
 
 #include "ggml-backend-impl.h"
@@ -36,9 +35,10 @@ std::string make_tag() {
   ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU));
   const auto get = reinterpret_cast<ggml_backend_get_features_t>(ggml_backend_reg_get_proc_address(reg, "ggml_backend_get_features"));
   for (const ggml_backend_feature* feature = get != nullptr ? get(reg) : nullptr; feature != nullptr && feature->name != nullptr; ++feature) {
-    // How the work is shared among threads changes no layout.
-    if (std::strcmp(feature->value, "1") != 0 || std::strcmp(feature->name, "OPENMP") == 0) continue;
-    tag += fmt::format(" {}", feature->name);
+    const std::string_view name = feature->name;
+    const std::string_view value = feature->value;
+    if (value == "0" || name == "OPENMP") continue;  // how the work is shared among threads changes no layout
+    tag += value == "1" ? fmt::format(" {}", name) : fmt::format(" {}={}", name, value);
   }
   return tag.substr(0, kPackTagBytesMax);
 }
