@@ -17,9 +17,10 @@ namespace {
 constexpr int64_t kSilentNs = 1'000'000'000;
 constexpr int64_t kRedrawNs = 100'000'000;
 constexpr int kBarCells = 20;
+constexpr double kSecondsMax = 1e9;  // nobody waits so long
 
 std::string time_text(double seconds) {
-  const auto whole = static_cast<int64_t>(std::ceil(seconds));
+  const auto whole = static_cast<int64_t>(std::ceil(std::min(seconds, kSecondsMax)));
   if (whole < 60) return fmt::format("{} s", whole);
   if (whole < 3600) return fmt::format("{} min {:02} s", whole / 60, whole % 60);
   return fmt::format("{} h {:02} min", whole / 3600, whole / 60 % 60);

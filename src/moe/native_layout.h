@@ -34,6 +34,9 @@ class NativeLayout : public SlabTransform {
   // shape have none.
   bool make_native(ggml_tensor* matrix) const;
 
+  // Of whole tensors that ggml rearranges by itself: for tests.
+  ggml_backend_buffer_type_t buffer_type() const { return buffer_type_; }
+
  private:
   NativeLayout() = default;
 
