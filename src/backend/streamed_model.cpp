@@ -41,7 +41,8 @@ StreamedModel::~StreamedModel() {
 
 bool StreamedModel::accepts(ExpertTensorName name) const {
   std::lock_guard lock(mutex_);
-  return state_ == State::kCollecting && !tensors_.contains({name.layer, name.role});
+  // One that has failed takes the rest of its tensors too: they are no other model's.
+  return state_ != State::kReady && !tensors_.contains({name.layer, name.role});
 }
 
 StreamedTensor* StreamedModel::add_tensor(const ggml_tensor* tensor, ExpertTensorName name, bool mapped) {
@@ -86,7 +87,7 @@ void StreamedModel::describe_from_catalog(StreamedTensor& tensor) const {
 }
 
 // A stock tool that loads a pack's model.gguf maps or reads holes: the pack's catalog says where the experts are. A pack
-// that cannot be opened fails the model, for there are no other bytes.
+// that cannot be opened fails the model, for there are no other bytes; whoever makes a context is told why.
 void StreamedModel::adopt_pack(const File& file) {
   if (catalog_ || &file == looked_at_ || state_ == State::kFailed) return;
   looked_at_ = &file;
@@ -96,7 +97,6 @@ void StreamedModel::adopt_pack(const File& file) {
   if (!catalog) {
     failure_ = catalog.error();
     state_ = State::kFailed;
-    log_error("{}", failure_.error().message());
     return;
   }
   catalog_ = std::make_shared<const Catalog>(std::move(*catalog));

@@ -52,7 +52,7 @@ class StreamedModel {
   ~StreamedModel();
   StreamedModel(const StreamedModel&) = delete;
 
-  // True when a tensor of this name may still be added: collecting, and not there yet.
+  // True when a tensor of this name may still be added: not finished, and not there yet.
   bool accepts(ExpertTensorName name) const;
   // Describes a tensor that was allocated in one of our buffers. `mapped`: its data lies in a file mapping.
   StreamedTensor* add_tensor(const ggml_tensor* tensor, ExpertTensorName name, bool mapped);
