@@ -128,7 +128,7 @@ void add_pack_command(CLI::App& app, int& exit_code) {
   command->add_option("out", state->folder, "folder to make (default: the model's name with .pack)")->type_name("FOLDER");
   command->add_option("--layout", state->layout, "raw: any machine; native: rearranged for this machine's kernels")
       ->check(CLI::IsMember({"raw", "native"}))
-      ->type_name("raw|native")
+      ->type_name("LAYOUT")
       ->capture_default_str();
   command->add_flag("!--no-read-back", state->read_back, "do not read the finished pack back from the drive to compare it");
   command->callback([state, &exit_code] { exit_code = run_pack(*state); });

@@ -1,7 +1,9 @@
-// equal_to_stock MODEL [--lengths 1,2,8] [--ubatch 512,64] [--threads 1,2] [--budgets min,25%,100%] [--decode N] [--verify]
+// equal_to_stock MODEL [--pack PACK] [--repack] [--lengths 1,2,8] [--ubatch 512,64] [--threads 1,2] [--budgets min,25%,100%]
+//                [--decode N] [--verify]
 //
 // Logits of stock llama.cpp and of the streamed model, bit for bit, over all combinations of prompt length, micro-batch
-// and threads, at each budget. Exit 0: all equal; 1: something differs; 77: no MoE model.
+// and threads, at each budget. With --pack the streamed model is that; with --repack both repack weights, which streamed
+// experts have in a native pack alone. Exit 0: all equal; 1: something differs; 77: no MoE model.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -24,7 +26,7 @@ std::vector<std::string> split(const std::string& text) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 2) golden::die("usage: equal_to_stock MODEL [--lengths L] [--ubatch U] [--threads T] [--budgets B] [--decode N] [--verify]");
+  if (argc < 2) golden::die("usage: equal_to_stock MODEL [--pack P] [--repack] [--lengths L] [--ubatch U] [--threads T] [--budgets B] [--decode N] [--verify]");
   const std::string path = argv[1];
   std::vector<std::string> lengths = {"1", "2", "8", "33"};
   std::vector<std::string> ubatches = {"512", "64"};
@@ -32,15 +34,18 @@ int main(int argc, char** argv) {
   std::vector<std::string> budgets = {"min", "100%"};
   int decode = 3;
   bool verify = false;
+  bool repack = false;
+  std::string streamed_path = path;
   for (int i = 2; i < argc; ++i) {
     const std::string flag = argv[i];
-    if (flag == "--verify") {
-      verify = true;
+    if (flag == "--verify" || flag == "--repack") {
+      (flag == "--verify" ? verify : repack) = true;
       continue;
     }
     if (i + 1 >= argc) golden::die(flag + " wants a value");
     const std::string value = argv[++i];
-    if (flag == "--lengths") lengths = split(value);
+    if (flag == "--pack") streamed_path = value;
+    else if (flag == "--lengths") lengths = split(value);
     else if (flag == "--ubatch") ubatches = split(value);
     else if (flag == "--threads") threads = split(value);
     else if (flag == "--budgets") budgets = split(value);
@@ -48,17 +53,17 @@ int main(int argc, char** argv) {
     else golden::die("unknown flag " + flag);
   }
   golden::quiet_llama();
-  auto catalog = Catalog::open(path, DirectMode::kAuto);
+  auto catalog = Catalog::open(streamed_path, DirectMode::kAuto);
   if (!catalog) golden::die(catalog.error().message());
   if (!catalog->is_moe()) {
-    std::printf("%s: no routed experts\n", path.c_str());
+    std::printf("%s: no routed experts\n", streamed_path.c_str());
     return 77;
   }
 
   std::vector<golden::RunSpec> specs;
   std::vector<golden::RunResult> expected;
   {
-    const golden::Model stock = golden::load_stock(path);
+    const golden::Model stock = golden::load_stock(path, repack);
     const auto n_vocab = static_cast<unsigned>(llama_vocab_n_tokens(llama_model_get_vocab(stock.get())));
     for (const std::string& length : lengths) {
       for (const std::string& ubatch : ubatches) {
@@ -95,7 +100,7 @@ int main(int argc, char** argv) {
       if (!parsed) golden::die(parsed.error().message());
       options.budget = *parsed;
     }
-    const golden::Model streamed = golden::load_streamed(*catalog, options);
+    const golden::Model streamed = golden::load_streamed(*catalog, options, repack);
     for (size_t i = 0; i < specs.size(); ++i) {
       const std::string differs = golden::difference(expected[i], golden::run(streamed.get(), specs[i]));
       if (differs.empty()) continue;
@@ -113,6 +118,6 @@ int main(int argc, char** argv) {
                 100 * stats.experts.hit_rate(), static_cast<unsigned long long>(stats.experts.evictions),
                 static_cast<unsigned long long>(stats.experts.unplaced));
   }
-  std::printf("%s: %zu runs at %zu budgets, %d differ\n", path.c_str(), specs.size(), budgets.size(), failures);
+  std::printf("%s: %zu runs at %zu budgets, %d differ\n", streamed_path.c_str(), specs.size(), budgets.size(), failures);
   return failures == 0 ? 0 : 1;
 }

@@ -1,7 +1,7 @@
 // Runs a model twice for the golden tests: as stock llama.cpp holds it, and streamed by sluice. Both in one process:
 // the stock runs come first, because once our device is registered llama.cpp gives it the experts of every model.
 //
-// Stock here means the same kernels: weights mapped, no repacked copies (use_extra_bufts off).
+// Stock here means the same kernels: weights mapped, and no repacked copies (use_extra_bufts off) unless `repack` asks for them.
 // Errors   whatever goes wrong ends the test program with a line; these are tests.
 #pragma once
 
@@ -36,24 +36,24 @@ inline void quiet_llama() {
   }, nullptr);
 }
 
-inline Model load_stock(const std::string& path) {
+inline Model load_stock(const std::string& path, bool repack = false) {
   engine_register_cpu_backend();
   llama_model_params params = llama_model_default_params();
-  params.use_extra_bufts = false;
+  params.use_extra_bufts = repack;
   params.n_gpu_layers = 0;
   Model model(llama_model_load_from_file(path.c_str(), params));
   if (!model) die("stock llama.cpp does not load " + path);
   return model;
 }
 
-inline Model load_streamed(const Catalog& catalog, const EngineOptions& options) {
+inline Model load_streamed(const Catalog& catalog, const EngineOptions& options, bool repack = false) {
   engine_register_backend();
   engine_set_options(options);
   engine_set_catalog(catalog);
   auto stream = open_model_stream(catalog);
   if (!stream) die(stream.error().message());
   llama_model_params params = llama_model_default_params();
-  params.use_extra_bufts = false;
+  params.use_extra_bufts = repack;
   params.n_gpu_layers = 0;
   params.load_mode = LLAMA_LOAD_MODE_NONE;
   params.lazy_mode = LLAMA_LAZY_MODE_OFF;
