@@ -87,7 +87,8 @@ int run_pack(const PackCommand& command) {
              format_bytes(report->experts_file_bytes), format_bytes(report->dense_bytes), report->id.text(), seconds,
              command.read_back ? ", read back and compared" : "");
   if (native) {
-    fmt::print("native layout of {}: {} of the layers' matrices have one, the others stay as they are\n", native->tag(), report->n_native);
+    fmt::print("native layout of {}: {} of the layers' matrices have one, the others stay as they are\n", native->tag(),
+               report->n_native);
   }
   return 0;
 }
@@ -101,14 +102,18 @@ int run_verify(const VerifyCommand& command) {
   const auto report = verify_model(model->catalog, *model->device, progress_on(bar));
   bar.clear();
   if (!report) return fail(report.error());
-  for (size_t i = 0; i < std::min(report->damages.size(), kDamageLinesMax); ++i) fmt::print("{}\n", report->damages[i].message());
-  if (report->damages.size() > kDamageLinesMax) fmt::print("... and {} more\n", report->damages.size() - kDamageLinesMax);
+  for (size_t i = 0; i < std::min(report->damages.size(), kDamageLinesMax); ++i)
+    fmt::print("{}\n", report->damages[i].message());
+  if (report->damages.size() > kDamageLinesMax)
+    fmt::print("... and {} more\n", report->damages.size() - kDamageLinesMax);
   if (!report->padded.empty()) {
-    fmt::print("{} tensors have zeros at the same place in every expert: the model's own padding\n", report->padded.size());
+    fmt::print("{} tensors have zeros at the same place in every expert: the model's own padding\n",
+               report->padded.size());
   }
-  fmt::print("{}: {} tensors, {} experts' matrices, {} in {:.1f} s, {}: {}\n", command.model_path, report->n_tensor, report->n_slab,
-             format_bytes(report->bytes), seconds_of(now_ns() - begin_ns),
-             report->checksums ? "compared with their checksums" : "no checksums in a GGUF, checked for zeros and for values that are no numbers",
+  fmt::print("{}: {} tensors, {} experts' matrices, {} in {:.1f} s, {}: {}\n", command.model_path, report->n_tensor,
+             report->n_slab, format_bytes(report->bytes), seconds_of(now_ns() - begin_ns),
+             report->checksums ? "compared with their checksums"
+                               : "no checksums in a GGUF, checked for zeros and for values that are no numbers",
              report->damages.empty() ? "sound" : fmt::format("{} damaged", report->damages.size()));
   return report->damages.empty() ? 0 : kExitFailure;
 }
@@ -117,31 +122,39 @@ int run_verify(const VerifyCommand& command) {
 
 void add_pack_command(CLI::App& app, int& exit_code) {
   auto state = std::make_shared<PackCommand>();
-  CLI::App* command = app.add_subcommand("pack", "copy a model so that every expert is one aligned record: a miss is then one read");
+  CLI::App* command =
+      app.add_subcommand("pack", "copy a model so that every expert is one aligned record: a miss is then one read");
   command->footer(
       "Examples:\n"
       "  sluice pack model.gguf                        # makes model.pack\n"
       "  sluice pack model-00001-of-00003.gguf /fast/model.pack\n"
       "  sluice pack model.gguf --layout native        # for this machine's kernels only\n"
       "  sluice run -m model.pack -p 'Hello'");
-  command->add_option("model", state->model_path, "GGUF file, any part of a split model, or a raw pack")->required()->type_name("FILE");
-  command->add_option("out", state->folder, "folder to make (default: the model's name with .pack)")->type_name("FOLDER");
+  command->add_option("model", state->model_path, "GGUF file, any part of a split model, or a raw pack")
+      ->required()
+      ->type_name("FILE");
+  command->add_option("out", state->folder, "folder to make (default: the model's name with .pack)")
+      ->type_name("FOLDER");
   command->add_option("--layout", state->layout, "raw: any machine; native: rearranged for this machine's kernels")
       ->check(CLI::IsMember({"raw", "native"}))
       ->type_name("LAYOUT")
       ->capture_default_str();
-  command->add_flag("!--no-read-back", state->read_back, "do not read the finished pack back from the drive to compare it");
+  command->add_flag("!--no-read-back", state->read_back,
+                    "do not read the finished pack back from the drive to compare it");
   command->callback([state, &exit_code] { exit_code = run_pack(*state); });
 }
 
 void add_verify_command(CLI::App& app, int& exit_code) {
   auto state = std::make_shared<VerifyCommand>();
-  CLI::App* command = app.add_subcommand("verify", "read a whole model and name every damaged or unwritten tensor and expert");
+  CLI::App* command =
+      app.add_subcommand("verify", "read a whole model and name every damaged or unwritten tensor and expert");
   command->footer(
       "Examples:\n"
       "  sluice verify model.gguf\n"
       "  sluice verify model.pack    # against the pack's checksums");
-  command->add_option("model", state->model_path, "GGUF file, any part of a split model, or a pack")->required()->type_name("PATH");
+  command->add_option("model", state->model_path, "GGUF file, any part of a split model, or a pack")
+      ->required()
+      ->type_name("PATH");
   command->callback([state, &exit_code] { exit_code = run_verify(*state); });
 }
 

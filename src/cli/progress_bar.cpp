@@ -29,11 +29,12 @@ std::string time_text(double seconds) {
 }  // namespace
 
 std::string progress_line(const std::string& phase, uint64_t done_bytes, uint64_t total_bytes, double seconds) {
-  const double share = total_bytes == 0 ? 1 : std::min(1.0, static_cast<double>(done_bytes) / static_cast<double>(total_bytes));
+  const double share =
+      total_bytes == 0 ? 1 : std::min(1.0, static_cast<double>(done_bytes) / static_cast<double>(total_bytes));
   const int filled = static_cast<int>(share * kBarCells);
   const double rate = seconds > 0 ? static_cast<double>(done_bytes) / seconds : 0;
-  std::string line = fmt::format("{} [{:#>{}}{:->{}}] {:3.0f} %  {} of {}", phase, "", filled, "", kBarCells - filled, std::floor(100 * share),
-                                 format_bytes(done_bytes), format_bytes(total_bytes));
+  std::string line = fmt::format("{} [{:#>{}}{:->{}}] {:3.0f} %  {} of {}", phase, "", filled, "", kBarCells - filled,
+                                 std::floor(100 * share), format_bytes(done_bytes), format_bytes(total_bytes));
   if (rate > 0) {
     line += fmt::format("  {}/s  {} left", format_bytes(static_cast<uint64_t>(rate)),
                         time_text(static_cast<double>(total_bytes - std::min(done_bytes, total_bytes)) / rate));

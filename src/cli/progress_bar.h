@@ -29,7 +29,8 @@ class ProgressBar {
   int64_t drawn_ns_ = 0;
 };
 
-// "packing [##########----------]  52 %  4.10 GiB of 7.90 GiB  812 MiB/s  5 s left"; without a speed before there is one.
+// "packing [##########----------]  52 %  4.10 GiB of 7.90 GiB  812 MiB/s  5 s left"; without a speed before there is
+// one.
 std::string progress_line(const std::string& phase, uint64_t done_bytes, uint64_t total_bytes, double seconds);
 
 }  // namespace sluice

@@ -11,14 +11,17 @@ namespace {
 // Buffers start on a page: enough for any file's alignment that statx reports today.
 constexpr uint64_t kBufferAlignBytes = 4096;
 
-uint64_t aligned_begin(const ChunkRequest& request) { return align_down(request.offset, request.file->align_bytes()); }
+uint64_t aligned_begin(const ChunkRequest& request) {
+  return align_down(request.offset, request.file->align_bytes());
+}
 uint64_t aligned_bytes(const ChunkRequest& request) {
   return align_up(request.offset + request.bytes, request.file->align_bytes()) - aligned_begin(request);
 }
 
 }  // namespace
 
-Result<std::unique_ptr<ChunkReader>> ChunkReader::create(Device& device, std::vector<ChunkRequest> requests, uint32_t depth) {
+Result<std::unique_ptr<ChunkReader>> ChunkReader::create(Device& device, std::vector<ChunkRequest> requests,
+                                                         uint32_t depth) {
   uint64_t bytes_max = 0;
   uint64_t align = kBufferAlignBytes;
   for (const ChunkRequest& request : requests) {
@@ -29,7 +32,9 @@ Result<std::unique_ptr<ChunkReader>> ChunkReader::create(Device& device, std::ve
   for (size_t i = 0; i < std::min<size_t>(depth + 1, reader->requests_.size()); ++i) {
     Buffer buffer;
     buffer.bytes.reset(static_cast<std::byte*>(std::aligned_alloc(align, align_up(bytes_max, align))));
-    if (!buffer.bytes) return make_error(ErrorCode::kNoMemory, "no memory for {} read buffers of {}", depth + 1, format_bytes(bytes_max));
+    if (!buffer.bytes)
+      return make_error(ErrorCode::kNoMemory, "no memory for {} read buffers of {}", depth + 1,
+                        format_bytes(bytes_max));
     reader->buffers_.push_back(std::move(buffer));
   }
   return reader;

@@ -2,6 +2,7 @@
 // works on the last one. For whole-file jobs (packing, verifying); experts on demand go through the loader.
 //
 // Lifetime the device and the files outlive the reader. The destructor waits for reads in flight.
+// Device   the reader takes every completion: nobody else reads through it meanwhile.
 // Owns     depth + 1 buffers of the longest request.
 // Errors   next: what the device says of that range; the reader is of no use after it.
 // Threads  one caller; the device has its own.

@@ -33,8 +33,10 @@ std::string make_tag() {
   tag += " aarch64";
 #endif
   ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU));
-  const auto get = reinterpret_cast<ggml_backend_get_features_t>(ggml_backend_reg_get_proc_address(reg, "ggml_backend_get_features"));
-  for (const ggml_backend_feature* feature = get != nullptr ? get(reg) : nullptr; feature != nullptr && feature->name != nullptr; ++feature) {
+  const auto get = reinterpret_cast<ggml_backend_get_features_t>(
+      ggml_backend_reg_get_proc_address(reg, "ggml_backend_get_features"));
+  for (const ggml_backend_feature* feature = get != nullptr ? get(reg) : nullptr;
+       feature != nullptr && feature->name != nullptr; ++feature) {
     const std::string_view name = feature->name;
     const std::string_view value = feature->value;
     if (value == "0" || name == "OPENMP") continue;  // how the work is shared among threads changes no layout
@@ -65,12 +67,15 @@ Result<std::unique_ptr<NativeLayout>> NativeLayout::create() {
     return make_error(ErrorCode::kUnsupported, "native layout: this ggml has no {} buffers", kBufferTypeName);
   }
   layout->buffer_ = ggml_backend_buft_alloc_buffer(layout->buffer_type_, kMarkerBytes);
-  if (layout->buffer_ == nullptr) return make_error(ErrorCode::kNoMemory, "native layout: no memory for a buffer of {} bytes", kMarkerBytes);
+  if (layout->buffer_ == nullptr)
+    return make_error(ErrorCode::kNoMemory, "native layout: no memory for a buffer of {} bytes", kMarkerBytes);
   layout->tag_ = make_tag();
   return layout;
 }
 
-NativeLayout::~NativeLayout() { ggml_backend_buffer_free(buffer_); }
+NativeLayout::~NativeLayout() {
+  ggml_backend_buffer_free(buffer_);
+}
 
 bool NativeLayout::make_native(ggml_tensor* matrix) const {
   matrix->buffer = buffer_;
@@ -85,7 +90,8 @@ bool NativeLayout::applies(const ExpertTensorShape& shape) const {
 
 Status NativeLayout::apply(const ExpertTensorShape& shape, const std::byte* from, std::byte* to) const {
   ggml_tensor matrix = matrix_of(shape);
-  SLUICE_ASSERT(make_native(&matrix), "{} [{}, {}] has no native layout", ggml_type_name(shape.type), shape.n_in, shape.n_out);
+  SLUICE_ASSERT(make_native(&matrix), "{} [{}, {}] has no native layout", ggml_type_name(shape.type), shape.n_in,
+                shape.n_out);
   matrix.data = to;
   // Through the buffer's own function, which rearranges; ggml_backend_tensor_set would check `to` against the buffer.
   buffer_->iface.set_tensor(buffer_, &matrix, from, 0, shape.slab_bytes);

@@ -1,5 +1,5 @@
-// Experts' matrices in the layout that ggml's repacked CPU kernels read (its CPU_REPACK buffer type): made when a pack is
-// written, used from the slots. Which types and shapes have such a layout is ggml's decision on this machine.
+// Experts' matrices in the layout that ggml's repacked CPU kernels read (its CPU_REPACK buffer type): made when a pack
+// is written, used from the slots. Which types and shapes have such a layout is ggml's decision on this machine.
 //
 // Seam     a ggml tensor is computed by those kernels when its buffer is of that type and its `extra` is what
 //          init_tensor of that buffer left there; the bytes may be anywhere. So one small buffer serves all slots.
@@ -30,8 +30,8 @@ class NativeLayout : public SlabTransform {
   bool applies(const ExpertTensorShape& shape) const override;
   Status apply(const ExpertTensorShape& shape, const std::byte* from, std::byte* to) const override;
 
-  // Makes ggml compute `matrix`, a tensor of one expert with native bytes, by the repacked kernels. False where type and
-  // shape have none.
+  // Makes ggml compute `matrix`, a tensor of one expert with native bytes, by the repacked kernels. False where type
+  // and shape have none.
   bool make_native(ggml_tensor* matrix) const;
 
   // Of whole tensors that ggml rearranges by itself: for tests.

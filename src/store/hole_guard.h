@@ -2,9 +2,10 @@
 // computes nothing that looks like an answer: a few bytes at fixed places of each expert's matrices; all else is zero.
 //
 // NaN      in most types a block of 0xff has NaN as its scale. One in `down` makes every result NaN, whatever comes in.
-// Without  a NaN (MXFP4, NVFP4) the largest numbers do it, through all matrices, because an input of zeros would hide one
-//          in `down`: gate and up get a row of each sign, so that one passes the activation and their product overflows,
-//          and `down` turns what a clamped activation leaves of it into infinity.
+// Without  a NaN (MXFP4, NVFP4) the largest numbers do it, through all matrices, because an input of zeros would hide
+// one
+//          in `down`: gate and up get a row of each sign, so that one passes the activation and their product
+//          overflows, and `down` turns what a clamped activation leaves of it into infinity.
 #pragma once
 
 #include <cstddef>

@@ -23,7 +23,8 @@ class Writer {
  public:
   template <typename T>
   void put(T value) {
-    for (size_t i = 0; i < sizeof(T); ++i) bytes_.push_back(static_cast<std::byte>(static_cast<uint64_t>(value) >> (8 * i)));
+    for (size_t i = 0; i < sizeof(T); ++i)
+      bytes_.push_back(static_cast<std::byte>(static_cast<uint64_t>(value) >> (8 * i)));
   }
   void put_text(const std::string& text) {
     put(static_cast<uint32_t>(text.size()));
@@ -110,8 +111,8 @@ std::vector<std::byte> encode_index(const PackIndex& index) {
       out.put(segment.offset);
       out.put(segment.bytes);
     }
-    SLUICE_ASSERT(layer.checksums.size() == layer.n_expert * layer.segments.size(), "layer {}: {} checksums", layer.layer,
-                  layer.checksums.size());
+    SLUICE_ASSERT(layer.checksums.size() == layer.n_expert * layer.segments.size(), "layer {}: {} checksums",
+                  layer.layer, layer.checksums.size());
     for (const uint64_t checksum : layer.checksums) out.put(checksum);
   }
   return std::move(out.bytes());
@@ -127,7 +128,8 @@ Error bad_pack(const File& file, fmt::format_string<Args...> format, Args&&... a
   return make_error(ErrorCode::kBadFile, "{}: {}", file.path(), fmt::format(format, std::forward<Args>(args)...));
 }
 
-Status check_segment(const File& file, const PackLayer& layer, const PackSegment& segment, bool is_matrix, uint64_t begin) {
+Status check_segment(const File& file, const PackLayer& layer, const PackSegment& segment, bool is_matrix,
+                     uint64_t begin) {
   const auto refuse = [&](const char* what) {
     return bad_pack(file, "layer {}, segment '{}': {}", layer.layer, printable(segment.name), what);
   };
@@ -141,9 +143,11 @@ Status check_segment(const File& file, const PackLayer& layer, const PackSegment
   const auto row = checked_mul(static_cast<uint64_t>(segment.ne0 / block), ggml_type_size(segment.type));
   const auto bytes = row ? checked_mul(*row, static_cast<uint64_t>(segment.ne1)) : std::nullopt;
   if (!bytes || *bytes != segment.bytes) return refuse("shape and bytes do not agree");
-  if (segment.offset < begin || segment.offset % kPackSegmentAlignBytes != 0) return refuse("overlaps or is not aligned");
+  if (segment.offset < begin || segment.offset % kPackSegmentAlignBytes != 0)
+    return refuse("overlaps or is not aligned");
   const auto end = checked_add(segment.offset, segment.bytes);
-  if (!end || *end > (is_matrix ? layer.read_bytes : layer.record_stride_bytes)) return refuse("lies outside its record");
+  if (!end || *end > (is_matrix ? layer.read_bytes : layer.record_stride_bytes))
+    return refuse("lies outside its record");
   if (segment.native && !is_matrix) return refuse("a side tensor has no native layout");
   return {};
 }
@@ -155,7 +159,8 @@ Status check_layer(const File& file, const PackLayer& layer, uint64_t records_be
   if (layer.record_offset % kPackAlignBytes != 0 || layer.record_stride_bytes % kPackAlignBytes != 0) {
     return refuse("records are not aligned");
   }
-  if (layer.read_bytes == 0 || layer.read_bytes > layer.record_stride_bytes) return refuse("a record is shorter than its matrices");
+  if (layer.read_bytes == 0 || layer.read_bytes > layer.record_stride_bytes)
+    return refuse("a record is shorter than its matrices");
   const auto bytes = checked_mul(layer.record_stride_bytes, layer.n_expert);
   const auto end = bytes ? checked_add(layer.record_offset, *bytes) : std::nullopt;
   if (!end || *end > file.size_bytes()) {
@@ -167,7 +172,8 @@ Status check_layer(const File& file, const PackLayer& layer, uint64_t records_be
     const PackSegment& segment = layer.segments[i];
     if (Status status = check_segment(file, layer, segment, i < layer.n_matrix, begin); !status) return status;
     begin = segment.offset + segment.bytes;
-    if (i + 1 == layer.n_matrix && begin != layer.read_bytes) return refuse("a read does not end where the matrices do");
+    if (i + 1 == layer.n_matrix && begin != layer.read_bytes)
+      return refuse("a read does not end where the matrices do");
   }
   return {};
 }
@@ -187,7 +193,8 @@ Result<PackIndex> decode_index(const File& file, Reader& in, PackIndex index, ui
     layer.record_offset = in.get<uint64_t>();
     layer.record_stride_bytes = in.get<uint64_t>();
     layer.read_bytes = in.get<uint64_t>();
-    if (!in.ok() || n_segment > kPackSegmentsMax || layer.n_expert == 0 || layer.n_expert > kPackExpertsMax) return cut();
+    if (!in.ok() || n_segment > kPackSegmentsMax || layer.n_expert == 0 || layer.n_expert > kPackExpertsMax)
+      return cut();
     for (uint32_t s = 0; s < n_segment; ++s) {
       PackSegment segment{.name = in.get_text(kNameBytesMax)};
       const uint32_t type = in.get<uint32_t>();
@@ -197,7 +204,8 @@ Result<PackIndex> decode_index(const File& file, Reader& in, PackIndex index, ui
       segment.offset = in.get<uint64_t>();
       segment.bytes = in.get<uint64_t>();
       if (!in.ok() || native > 1) return cut();
-      if (type >= GGML_TYPE_COUNT) return bad_pack(file, "layer {}: type {}, this ggml knows {}", layer.layer, type, +GGML_TYPE_COUNT);
+      if (type >= GGML_TYPE_COUNT)
+        return bad_pack(file, "layer {}: type {}, this ggml knows {}", layer.layer, type, +GGML_TYPE_COUNT);
       segment.type = static_cast<ggml_type>(type);
       segment.native = native == 1;
       layer.segments.push_back(std::move(segment));
@@ -206,21 +214,25 @@ Result<PackIndex> decode_index(const File& file, Reader& in, PackIndex index, ui
     if (!in.has(n_checksum * sizeof(uint64_t))) return cut();
     layer.checksums.reserve(n_checksum);
     for (uint64_t c = 0; c < n_checksum; ++c) layer.checksums.push_back(in.get<uint64_t>());
-    if (!index.layers.empty() && layer.layer <= index.layers.back().layer) return bad_pack(file, "layers are not in order");
+    if (!index.layers.empty() && layer.layer <= index.layers.back().layer)
+      return bad_pack(file, "layers are not in order");
     if (Status status = check_layer(file, layer, records_begin); !status) return status.error();
     records_begin = layer.record_offset + layer.record_stride_bytes * layer.n_expert;
     index.layers.push_back(std::move(layer));
   }
   if (!in.ok() || !in.at_end()) return cut();
   if (records_begin != file.size_bytes()) {
-    return bad_pack(file, "{} bytes where the records end at {}: not complete, or not this file", file.size_bytes(), records_begin);
+    return bad_pack(file, "{} bytes where the records end at {}: not complete, or not this file", file.size_bytes(),
+                    records_begin);
   }
   return index;
 }
 
 }  // namespace
 
-const char* pack_layout_name(PackLayout layout) { return layout == PackLayout::kRaw ? "raw" : "native"; }
+const char* pack_layout_name(PackLayout layout) {
+  return layout == PackLayout::kRaw ? "raw" : "native";
+}
 
 Result<PackLayout> parse_pack_layout(const std::string& text) {
   for (const PackLayout layout : {PackLayout::kRaw, PackLayout::kNative}) {
@@ -229,9 +241,13 @@ Result<PackLayout> parse_pack_layout(const std::string& text) {
   return make_error(ErrorCode::kBadArgument, "layout: wanted raw or native, given '{}'", text);
 }
 
-std::string PackId::text() const { return fmt::format("{:016x}{:016x}", high, low); }
+std::string PackId::text() const {
+  return fmt::format("{:016x}{:016x}", high, low);
+}
 
-uint64_t pack_checksum(const std::byte* data, uint64_t bytes) { return XXH3_64bits(data, bytes); }
+uint64_t pack_checksum(const std::byte* data, uint64_t bytes) {
+  return XXH3_64bits(data, bytes);
+}
 
 uint64_t pack_front_bytes(const PackIndex& index) {
   return align_up(kPackHeaderBytes + encode_index(index).size(), kPackAlignBytes);
@@ -257,9 +273,11 @@ std::vector<std::byte> encode_pack_front(const PackIndex& index) {
 
 Result<PackIndex> read_pack_index(const File& file) {
   std::vector<std::byte> header(kPackHeaderBytes);
-  if (file.size_bytes() < kPackHeaderBytes) return bad_pack(file, "{} bytes: no pack's experts file is so short", file.size_bytes());
+  if (file.size_bytes() < kPackHeaderBytes)
+    return bad_pack(file, "{} bytes: no pack's experts file is so short", file.size_bytes());
   if (Status status = file.read_exactly(0, header.data(), header.size()); !status) return status.error();
-  if (std::memcmp(header.data(), kMagic, sizeof(kMagic)) != 0) return bad_pack(file, "not a pack's experts file: wrong magic");
+  if (std::memcmp(header.data(), kMagic, sizeof(kMagic)) != 0)
+    return bad_pack(file, "not a pack's experts file: wrong magic");
 
   Reader in(header.data() + sizeof(kMagic), header.size() - sizeof(kMagic));
   const uint32_t version = in.get<uint32_t>();
@@ -276,7 +294,8 @@ Result<PackIndex> read_pack_index(const File& file) {
   if (!sound) return bad_pack(file, "the header is damaged");
   if (layout > static_cast<uint32_t>(PackLayout::kNative)) return bad_pack(file, "unknown layout {}", layout);
   index.layout = static_cast<PackLayout>(layout);
-  const uint64_t padded_bytes = index_bytes <= kPackIndexBytesMax ? align_up(index_bytes, kPackAlignBytes) : index_bytes;
+  const uint64_t padded_bytes =
+      index_bytes <= kPackIndexBytesMax ? align_up(index_bytes, kPackAlignBytes) : index_bytes;
   if (index_bytes > kPackIndexBytesMax || padded_bytes > file.size_bytes() - kPackHeaderBytes) {
     return bad_pack(file, "an index of {} bytes in a file of {}", index_bytes, file.size_bytes());
   }

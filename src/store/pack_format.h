@@ -5,8 +5,10 @@
 // File     header (kPackHeaderBytes) | index | records, each at a multiple of kPackAlignBytes. docs/pack-format.md has
 //          every field.
 // Record   one expert of one layer: its matrices, each at a multiple of kPackSegmentAlignBytes, then its slices of the
-//          per-expert bias and scale tensors. read_bytes covers the matrices; the rest is there so that a record is whole.
-// Checks   encode asserts what decode refuses. After read_pack_index succeeded, records lie inside the file, do not
+//          per-expert bias and scale tensors. read_bytes covers the matrices; the rest is there so that a record is
+//          whole.
+// Checks   reading refuses whatever contradicts itself. After read_pack_index succeeded, records lie inside the file,
+// do not
 //          overlap, and segments lie inside their records.
 // Sums     XXH3 (Yann Collet, xxHash 0.8): 64 bits for each segment of each record and for header and index, 128 bits
 //          for identities.
@@ -60,10 +62,10 @@ struct PackId {
 struct PackSegment {
   std::string name;  // of the tensor that this is expert e's slice of
   ggml_type type = GGML_TYPE_COUNT;
-  bool native = false;        // rearranged; still type, ne0 and ne1 of the original
-  int64_t ne0 = 0;            // the slice is [ne0, ne1]
+  bool native = false;  // rearranged; still type, ne0 and ne1 of the original
+  int64_t ne0 = 0;      // the slice is [ne0, ne1]
   int64_t ne1 = 0;
-  uint64_t offset = 0;        // in the record
+  uint64_t offset = 0;  // in the record
   uint64_t bytes = 0;
 };
 
@@ -82,10 +84,10 @@ struct PackLayer {
 
 struct PackIndex {
   PackLayout layout = PackLayout::kRaw;
-  PackId id;                           // of this pack's contents
-  PackId source;                       // of the model it was made from: headers and sizes of its files
-  std::string native_tag;              // empty for kRaw
-  uint64_t model_header_checksum = 0;  // of model.gguf up to its tensor data, with an id of zeros
+  PackId id;                              // of this pack's contents
+  PackId source;                          // of the model it was made from: headers and sizes of its files
+  std::string native_tag;                 // empty for kRaw
+  uint64_t model_header_checksum = 0;     // of model.gguf up to its tensor data, with an id of zeros
   std::vector<uint64_t> dense_checksums;  // of the tensors of model.gguf that are no experts, in file order
   std::vector<PackLayer> layers;          // by rising layer and record_offset
 };

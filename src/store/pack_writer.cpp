@@ -35,7 +35,9 @@ constexpr uint64_t kChunkBytes = 8 * kMiB;
 constexpr uint64_t kGuardBytesMax = 8192;
 constexpr PackId kNoId;
 
-PackId id_of(const XXH128_hash_t& hash) { return {hash.high64, hash.low64}; }
+PackId id_of(const XXH128_hash_t& hash) {
+  return {hash.high64, hash.low64};
+}
 
 // A file that is being written; positional writes, synced at the end.
 class NewFile {
@@ -64,7 +66,9 @@ class NewFile {
     while (bytes > 0) {
       const ssize_t done = pwrite(fd_, from, std::min<uint64_t>(bytes, kGiB), static_cast<off_t>(offset));
       if (done < 0 && errno == EINTR) continue;
-      if (done <= 0) return make_system_error(ErrorCode::kBadArgument, errno, "cannot write {} bytes at {} of '{}'", bytes, offset, path_);
+      if (done <= 0)
+        return make_system_error(ErrorCode::kBadArgument, errno, "cannot write {} bytes at {} of '{}'", bytes, offset,
+                                 path_);
       from += done;
       offset += static_cast<uint64_t>(done);
       bytes -= static_cast<uint64_t>(done);
@@ -134,7 +138,8 @@ Result<PackId> source_id(const Catalog& catalog) {
       if (tensor.range.file == file) data_begin = std::min(data_begin, tensor.range.offset);
     }
     std::vector<std::byte> header(data_begin);
-    if (Status status = catalog.files[file]->read_exactly(0, header.data(), header.size()); !status) return status.error();
+    if (Status status = catalog.files[file]->read_exactly(0, header.data(), header.size()); !status)
+      return status.error();
     const uint64_t size = catalog.files[file]->size_bytes();
     XXH3_128bits_update(&state, &size, sizeof(size));
     XXH3_128bits_update(&state, header.data(), header.size());
@@ -143,7 +148,8 @@ Result<PackId> source_id(const Catalog& catalog) {
 }
 
 ExpertTensorShape shape_of(const CatalogTensor& tensor) {
-  return {tensor.type, tensor.ne[0], tensor.ne[1], tensor.ne[2], tensor.range.bytes / static_cast<uint64_t>(tensor.ne[2])};
+  return {tensor.type, tensor.ne[0], tensor.ne[1], tensor.ne[2],
+          tensor.range.bytes / static_cast<uint64_t>(tensor.ne[2])};
 }
 
 // A side tensor, of which each record gets the expert's slice.
@@ -162,7 +168,11 @@ struct Run {
 class PackWriter {
  public:
   PackWriter(const Catalog& catalog, Device& device, std::string folder, const PackOptions& options)
-      : catalog_(catalog), device_(device), options_(options), folder_(std::move(folder)), partial_(folder_ + ".partial") {}
+      : catalog_(catalog),
+        device_(device),
+        options_(options),
+        folder_(std::move(folder)),
+        partial_(folder_ + ".partial") {}
   ~PackWriter() {
     std::error_code ignored;
     if (owns_partial_) std::filesystem::remove_all(partial_, ignored);
@@ -201,7 +211,8 @@ class PackWriter {
   Error explain(const Error& error) const;
 
   Result<MergedGguf> merged_with(const PackId& id) const {
-    return merge_gguf(catalog_, [&](gguf_context* context) { gguf_set_val_str(context, kPackIdKey, id.text().c_str()); });
+    return merge_gguf(catalog_,
+                      [&](gguf_context* context) { gguf_set_val_str(context, kPackIdKey, id.text().c_str()); });
   }
   uint64_t bytes_needed() const {
     return report_.experts_file_bytes + merged_.header.size() + report_.dense_bytes + n_guard_ * kGuardBytesMax;
@@ -227,12 +238,14 @@ class PackWriter {
   uint64_t total_bytes_ = 0;
   NewFile experts_;
   NewFile model_;
-  std::vector<Side> sides_;           // of the layer that is being written
+  std::vector<Side> sides_;  // of the layer that is being written
   std::vector<std::byte> group_;
 };
 
 Status PackWriter::plan() {
-  if (!catalog_.is_moe()) return make_error(ErrorCode::kBadArgument, "{}: a dense model has no experts to pack", catalog_.files.front()->path());
+  if (!catalog_.is_moe())
+    return make_error(ErrorCode::kBadArgument, "{}: a dense model has no experts to pack",
+                      catalog_.files.front()->path());
   auto source = source_id(catalog_);
   if (!source) return source.error();
   index_.source = *source;
@@ -247,7 +260,8 @@ Status PackWriter::plan() {
       pack_checksum(reinterpret_cast<const std::byte*>(merged_.header.data()), merged_.header.size());
 
   for (const ExpertLayer& layer : catalog_.expert_layers) {
-    PackLayer packed{.layer = layer.layer, .n_expert = layer.n_expert, .n_matrix = static_cast<uint32_t>(layer.matrices.size())};
+    PackLayer packed{
+        .layer = layer.layer, .n_expert = layer.n_expert, .n_matrix = static_cast<uint32_t>(layer.matrices.size())};
     uint64_t end = 0;
     const auto add_segment = [&](PackSegment segment) {
       segment.offset = align_up(end, kPackSegmentAlignBytes);
@@ -255,7 +269,10 @@ Status PackWriter::plan() {
       packed.segments.push_back(std::move(segment));
     };
     for (const ExpertMatrix& matrix : layer.matrices) {
-      if (matrix.native) return make_error(ErrorCode::kBadArgument, "{}: a native pack cannot be packed again: start from the GGUF or a raw pack", catalog_.files.back()->path());
+      if (matrix.native)
+        return make_error(ErrorCode::kBadArgument,
+                          "{}: a native pack cannot be packed again: start from the GGUF or a raw pack",
+                          catalog_.files.back()->path());
       const ExpertTensorShape& shape = matrix.shape;
       const bool native = options_.transform != nullptr && options_.transform->applies(shape);
       report_.n_native += native;
@@ -280,12 +297,14 @@ Status PackWriter::plan() {
                      .bytes = tensor.range.bytes / layer.n_expert});
       }
     }
-    SLUICE_ASSERT(packed.segments.size() <= kPackSegmentsMax, "layer {}: {} segments", layer.layer, packed.segments.size());
+    SLUICE_ASSERT(packed.segments.size() <= kPackSegmentsMax, "layer {}: {} segments", layer.layer,
+                  packed.segments.size());
     packed.record_stride_bytes = align_up(end, kPackAlignBytes);
     packed.checksums.resize(packed.n_expert * packed.segments.size());
     index_.layers.push_back(std::move(packed));
     report_.n_record += layer.n_expert;
-    for (const ExpertMatrix& matrix : layer.matrices) n_guard_ += hole_guard(matrix.role, matrix.shape).size() * layer.n_expert;
+    for (const ExpertMatrix& matrix : layer.matrices)
+      n_guard_ += hole_guard(matrix.role, matrix.shape).size() * layer.n_expert;
   }
   for (const CatalogTensor& tensor : catalog_.tensors) {
     if (!parse_expert_tensor_name(tensor.name)) index_.dense_checksums.push_back(0);
@@ -314,11 +333,13 @@ Status PackWriter::check_target() const {
   if (std::filesystem::is_empty(folder_, failed) && !failed) return {};
   const auto file = File::open(folder_ + "/" + kPackExpertsName, DirectMode::kOff);
   if (!file) return refuse("is there and holds something else than a pack");
-  if (const auto foreign = find_foreign_file(folder_)) return refuse(fmt::format("holds '{}', which is no part of a pack", *foreign));
+  if (const auto foreign = find_foreign_file(folder_))
+    return refuse(fmt::format("holds '{}', which is no part of a pack", *foreign));
   const auto held = read_pack_index(**file);
   if (!held) return refuse(fmt::format("holds what this program cannot read as a pack ({})", held.error().message()));
   if (!(held->source == index_.source)) {
-    return refuse(fmt::format("holds a pack of another model (source {}, given {})", held->source.text(), index_.source.text()));
+    return refuse(
+        fmt::format("holds a pack of another model (source {}, given {})", held->source.text(), index_.source.text()));
   }
   return {};
 }
@@ -330,8 +351,9 @@ Status PackWriter::check_space() const {
   }
   const uint64_t free_bytes = static_cast<uint64_t>(info.f_bavail) * info.f_frsize;
   if (free_bytes >= bytes_needed()) return {};
-  return make_error(ErrorCode::kBadArgument, "the pack needs {} ({} bytes), free at '{}': {} ({} bytes)", format_bytes(bytes_needed()),
-                    bytes_needed(), parent_of(folder_), format_bytes(free_bytes), free_bytes);
+  return make_error(ErrorCode::kBadArgument, "the pack needs {} ({} bytes), free at '{}': {} ({} bytes)",
+                    format_bytes(bytes_needed()), bytes_needed(), parent_of(folder_), format_bytes(free_bytes),
+                    free_bytes);
 }
 
 // The error that stopped the work; a disk that ran full meanwhile is told with its numbers.
@@ -340,23 +362,27 @@ Error PackWriter::explain(const Error& error) const {
   struct statvfs info = {};
   const bool known = statvfs(parent_of(folder_).c_str(), &info) == 0;
   const uint64_t free_bytes = known ? static_cast<uint64_t>(info.f_bavail) * info.f_frsize : 0;
-  return make_error(ErrorCode::kBadArgument, "the disk is full: the pack needs {} ({} bytes), {} were written, free now: {} ({})",
-                    format_bytes(bytes_needed()), bytes_needed(), format_bytes(done_bytes_), format_bytes(free_bytes), error.text);
+  return make_error(
+      ErrorCode::kBadArgument, "the disk is full: the pack needs {} ({} bytes), {} were written, free now: {} ({})",
+      format_bytes(bytes_needed()), bytes_needed(), format_bytes(done_bytes_), format_bytes(free_bytes), error.text);
 }
 
 Status PackWriter::open_partial() {
   std::error_code failed;
   const bool made = std::filesystem::create_directory(partial_, failed);
-  if (failed) return make_system_error(ErrorCode::kBadArgument, failed.value(), "cannot make the folder '{}'", partial_);
+  if (failed)
+    return make_system_error(ErrorCode::kBadArgument, failed.value(), "cannot make the folder '{}'", partial_);
   if (const auto foreign = find_foreign_file(partial_); foreign && !made) {
-    return make_error(ErrorCode::kBadArgument, "'{}' is there and holds '{}', which is no part of a pack; remove it", partial_, *foreign);
+    return make_error(ErrorCode::kBadArgument, "'{}' is there and holds '{}', which is no part of a pack; remove it",
+                      partial_, *foreign);
   }
   // A folder that was there is somebody's who writes it and holds the lock, or was left by one that was killed.
   if (Status status = experts_.create(partial_ + "/" + kPackExpertsName); !status) {
     if (made) std::filesystem::remove(partial_, failed);
     return status;
   }
-  if (!experts_.lock()) return make_error(ErrorCode::kBadArgument, "'{}' is being written by another process", partial_);
+  if (!experts_.lock())
+    return make_error(ErrorCode::kBadArgument, "'{}' is being written by another process", partial_);
   owns_partial_ = true;
   Status status = model_.create(partial_ + "/" + kPackModelName);
   if (status) status = experts_.resize(report_.experts_file_bytes);
@@ -374,16 +400,19 @@ Status PackWriter::write_experts() {
 Status PackWriter::write_layer(const ExpertLayer& layer, PackLayer& packed) {
   sides_.clear();
   for (size_t i = packed.n_matrix; i < packed.segments.size(); ++i) {
-    const auto tensor = std::find_if(catalog_.tensors.begin(), catalog_.tensors.end(),
-                                     [&](const CatalogTensor& candidate) { return candidate.name == packed.segments[i].name; });
+    const auto tensor =
+        std::find_if(catalog_.tensors.begin(), catalog_.tensors.end(),
+                     [&](const CatalogTensor& candidate) { return candidate.name == packed.segments[i].name; });
     Side side{.tensor = &*tensor, .bytes = std::vector<std::byte>(tensor->range.bytes)};
     const FileRange& range = tensor->range;
-    if (Status status = catalog_.files[range.file]->read_exactly(range.offset, side.bytes.data(), range.bytes); !status) return status;
+    if (Status status = catalog_.files[range.file]->read_exactly(range.offset, side.bytes.data(), range.bytes); !status)
+      return status;
     sides_.push_back(std::move(side));
   }
 
   // Groups of neighbouring records; of each matrix the whole group in one read, where it lies side by side.
-  const auto n_group = static_cast<uint32_t>(std::clamp<uint64_t>(kChunkBytes / packed.record_stride_bytes, 1, packed.n_expert));
+  const auto n_group =
+      static_cast<uint32_t>(std::clamp<uint64_t>(kChunkBytes / packed.record_stride_bytes, 1, packed.n_expert));
   std::vector<Run> runs;
   std::vector<size_t> first_run;  // of each group
   std::vector<ChunkRequest> requests;
@@ -412,8 +441,8 @@ Status PackWriter::write_layer(const ExpertLayer& layer, PackLayer& packed) {
   return experts_.forget(packed.record_offset, packed.record_stride_bytes * packed.n_expert);
 }
 
-Status PackWriter::write_group(const ExpertLayer& layer, PackLayer& packed, uint32_t first, uint32_t n, ChunkReader& reader,
-                               std::span<const Run> runs) {
+Status PackWriter::write_group(const ExpertLayer& layer, PackLayer& packed, uint32_t first, uint32_t n,
+                               ChunkReader& reader, std::span<const Run> runs) {
   group_.assign(packed.record_stride_bytes * n, std::byte{0});
   const auto segment_data = [&](uint32_t expert, size_t segment) {
     return group_.data() + (expert - first) * packed.record_stride_bytes + packed.segments[segment].offset;
@@ -439,7 +468,8 @@ Status PackWriter::write_group(const ExpertLayer& layer, PackLayer& packed, uint
       std::copy_n(sides_[i].bytes.data() + expert * bytes, bytes, segment_data(expert, packed.n_matrix + i));
     }
     for (size_t i = 0; i < packed.segments.size(); ++i) {
-      packed.checksums[expert * packed.segments.size() + i] = pack_checksum(segment_data(expert, i), packed.segments[i].bytes);
+      packed.checksums[expert * packed.segments.size() + i] =
+          pack_checksum(segment_data(expert, i), packed.segments[i].bytes);
     }
   }
   return experts_.write(packed.record_offset + first * packed.record_stride_bytes, group_.data(), group_.size());
@@ -450,7 +480,8 @@ Status PackWriter::write_dense() {
   for (const CatalogTensor& tensor : catalog_.tensors) {
     if (parse_expert_tensor_name(tensor.name)) continue;
     for (uint64_t at = 0; at < tensor.range.bytes; at += kChunkBytes) {
-      requests.push_back({catalog_.files[tensor.range.file].get(), tensor.range.offset + at, std::min(kChunkBytes, tensor.range.bytes - at)});
+      requests.push_back({catalog_.files[tensor.range.file].get(), tensor.range.offset + at,
+                          std::min(kChunkBytes, tensor.range.bytes - at)});
     }
   }
   auto reader = ChunkReader::create(device_, std::move(requests));
@@ -520,12 +551,15 @@ Status PackWriter::read_back() {
   });
   if (!report) return report.error();
   if (report->damages.empty()) return {};
-  return make_error(ErrorCode::kBadFile, "what was written reads back differently: {}", report->damages.front().message());
+  return make_error(ErrorCode::kBadFile, "what was written reads back differently: {}",
+                    report->damages.front().message());
 }
 
 Status PackWriter::publish() {
   if (Status status = check_target(); !status) return status;  // much time has gone by
-  const auto failed = [&] { return make_system_error(ErrorCode::kBadArgument, errno, "cannot rename '{}' to '{}'", partial_, folder_); };
+  const auto failed = [&] {
+    return make_system_error(ErrorCode::kBadArgument, errno, "cannot rename '{}' to '{}'", partial_, folder_);
+  };
   std::error_code ignored;
   const bool replaces = std::filesystem::exists(folder_, ignored) && !std::filesystem::is_empty(folder_, ignored);
   if (!replaces) {
@@ -549,7 +583,8 @@ Status PackWriter::publish() {
 
 }  // namespace
 
-Result<PackReport> write_pack(const Catalog& catalog, Device& device, const std::string& folder, const PackOptions& options) {
+Result<PackReport> write_pack(const Catalog& catalog, Device& device, const std::string& folder,
+                              const PackOptions& options) {
   std::string name = folder;
   while (name.size() > 1 && name.back() == '/') name.pop_back();
   return PackWriter(catalog, device, name, options).run();

@@ -4,7 +4,8 @@
 // Same in  the same model gives the same bytes, at any time and place.
 // Replaces a folder that holds a pack of the same model and nothing else; anything else that stands at the target is
 //          refused.
-// Holes    where experts would be in model.gguf the file takes nothing of the disk, but for what store/hole_guard.h puts
+// Holes    where experts would be in model.gguf the file takes nothing of the disk, but for what store/hole_guard.h
+// puts
 //          there.
 // Memory   some of the largest matrices of an expert, a few dozen MiB at least, whatever the model's size.
 // Errors   kBadArgument (the target; the disk is full, with needed and free bytes), kChanged (the source changed
@@ -51,7 +52,8 @@ struct PackReport {
 };
 
 // `device` reads the catalog's files.
-Result<PackReport> write_pack(const Catalog& catalog, Device& device, const std::string& folder, const PackOptions& options);
+Result<PackReport> write_pack(const Catalog& catalog, Device& device, const std::string& folder,
+                              const PackOptions& options);
 
 // What a pack is called when nobody says: beside the model, without a part's numbers and without ".gguf".
 std::string default_pack_folder(const std::string& model_path);

@@ -151,8 +151,10 @@ Status Verifier::check_model_header() {
   if (Status status = file.read_exactly(0, header.data(), bytes); !status) return status;
   const std::string id = catalog_.pack->id.text();
   if (const size_t at = header.find(id); at != std::string::npos) header.replace(at, id.size(), PackId{}.text());
-  if (pack_checksum(reinterpret_cast<const std::byte*>(header.data()), bytes) == catalog_.pack->model_header_checksum) return {};
-  report_.damages.push_back({.tensor = "metadata", .file = file.path(), .offset = 0, .bytes = bytes, .what = "differs from its checksum"});
+  if (pack_checksum(reinterpret_cast<const std::byte*>(header.data()), bytes) == catalog_.pack->model_header_checksum)
+    return {};
+  report_.damages.push_back(
+      {.tensor = "metadata", .file = file.path(), .offset = 0, .bytes = bytes, .what = "differs from its checksum"});
   return {};
 }
 
@@ -191,7 +193,8 @@ void Verifier::find_zero_runs(const Piece& piece, std::span<const std::byte> byt
   runs.first = piece;
   for (uint64_t i = 0; i < bytes.size(); i += kStep) {
     const uint64_t n = std::min<uint64_t>(kStep, bytes.size() - i);
-    if (!std::equal(bytes.begin() + static_cast<ptrdiff_t>(i), bytes.begin() + static_cast<ptrdiff_t>(i + n), kZeros)) continue;
+    if (!std::equal(bytes.begin() + static_cast<ptrdiff_t>(i), bytes.begin() + static_cast<ptrdiff_t>(i + n), kZeros))
+      continue;
     if (!runs.second.empty() && runs.second.back().second == at + i) {
       runs.second.back().second = at + i + n;
     } else {
@@ -223,7 +226,8 @@ void Verifier::report_zero_runs() {
           padded = true;
           continue;
         }
-        add_damage(piece, piece.offset + run.first, run.second - run.first, whole ? "is all zeros" : "has a stretch of zeros");
+        add_damage(piece, piece.offset + run.first, run.second - run.first,
+                   whole ? "is all zeros" : "has a stretch of zeros");
       }
     }
     if (padded) report_.padded.push_back(tensor->name);

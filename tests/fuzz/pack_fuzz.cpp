@@ -1,7 +1,8 @@
-// Any bytes as a pack's experts file beside a small sound model.gguf: a catalog whose every range lies inside its file, or
-// a refusal in one line. What opens can be verified too.
+// Any bytes as a pack's experts file beside a small sound model.gguf: a catalog whose every range lies inside its file,
+// or a refusal in one line. What opens can be verified too.
 //
-// Input    u8 mode, u64 bytes of the file, then content. Mode 0 (even): the content is the file's beginning. Mode 1 (odd):
+// Input    u8 mode, u64 bytes of the file, then content. Mode 0 (even): the content is the file's beginning. Mode 1
+// (odd):
 //          the content is an index, and a header with right checksums is put before it, for no mutation would find one.
 // Seeds    pack_fuzz --write-corpus=FOLDER makes them again.
 #include <fcntl.h>
@@ -34,8 +35,8 @@ constexpr sluice::PackId kId{0x0123456789abcdef, 0xfedcba9876543210};
 constexpr uint32_t kExperts = 3;
 constexpr int64_t kHidden = 32;
 constexpr int64_t kFf = 64;
-constexpr size_t kPrefixBytes = 9;            // of the input: mode and file size
-constexpr uint64_t kFileBytesMax = 1 << 24;   // sparse
+constexpr size_t kPrefixBytes = 9;           // of the input: mode and file size
+constexpr uint64_t kFileBytesMax = 1 << 24;  // sparse
 constexpr uint64_t kVerifyBytesMax = 1 << 20;
 
 std::string folder;
@@ -51,7 +52,9 @@ void write_model(const std::string& path) {
   const sluice::GgufContextPtr context(gguf_init_empty());
   gguf_set_val_str(context.get(), "general.architecture", "qwen3moe");
   gguf_set_val_str(context.get(), sluice::kPackIdKey, kId.text().c_str());
-  for (const auto& [key, value] : {std::pair("qwen3moe.block_count", 1u), {"qwen3moe.expert_count", kExperts}, {"qwen3moe.expert_used_count", 1u}}) {
+  for (const auto& [key, value] : {std::pair("qwen3moe.block_count", 1u),
+                                   {"qwen3moe.expert_count", kExperts},
+                                   {"qwen3moe.expert_used_count", 1u}}) {
     gguf_set_val_u32(context.get(), key, value);
   }
   std::vector<std::vector<uint8_t>> contents;
@@ -109,14 +112,16 @@ void write_seed(const std::string& path, uint8_t mode, uint64_t file_bytes, cons
   put(seed, mode);
   put(seed, file_bytes);
   seed.insert(seed.end(), content.begin(), content.end());
-  std::ofstream(path, std::ios::binary).write(reinterpret_cast<const char*>(seed.data()), static_cast<std::streamsize>(seed.size()));
+  std::ofstream(path, std::ios::binary)
+      .write(reinterpret_cast<const char*>(seed.data()), static_cast<std::streamsize>(seed.size()));
 }
 
 Bytes index_part(const sluice::PackIndex& index) {
   Bytes front = sluice::encode_pack_front(index);
   uint64_t bytes = 0;
   std::memcpy(&bytes, front.data() + 48, sizeof(bytes));
-  return {front.begin() + sluice::kPackHeaderBytes, front.begin() + static_cast<ptrdiff_t>(sluice::kPackHeaderBytes + bytes)};
+  return {front.begin() + sluice::kPackHeaderBytes,
+          front.begin() + static_cast<ptrdiff_t>(sluice::kPackHeaderBytes + bytes)};
 }
 
 void write_corpus(const std::string& target) {
@@ -160,7 +165,8 @@ void check_ranges(const sluice::Catalog& catalog) {
       for (const sluice::ExpertMatrix& matrix : layer.matrices) {
         const sluice::FileRange slab = layer.slab_range(matrix, expert);
         SLUICE_ASSERT(matrix.offset + slab.bytes <= layer.spans[matrix.span].bytes, "a slab ends behind its span");
-        SLUICE_ASSERT(slab.offset + slab.bytes <= catalog.files[slab.file]->size_bytes(), "a slab ends behind the file");
+        SLUICE_ASSERT(slab.offset + slab.bytes <= catalog.files[slab.file]->size_bytes(),
+                      "a slab ends behind the file");
       }
     }
   }
@@ -199,7 +205,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string path = folder + "/" + sluice::kPackExpertsName;
   const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
   SLUICE_ASSERT(fd >= 0, "cannot write {}", path);
-  SLUICE_ASSERT(write(fd, bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size()), "{} takes no {} bytes", path, bytes.size());
+  SLUICE_ASSERT(write(fd, bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size()), "{} takes no {} bytes",
+                path, bytes.size());
   const uint64_t whole = std::max<uint64_t>(bytes.size(), std::min(file_bytes, kFileBytesMax));
   SLUICE_ASSERT(ftruncate(fd, static_cast<off_t>(whole)) == 0, "{} does not grow to {} bytes", path, whole);
   close(fd);

@@ -15,8 +15,10 @@ namespace {
 
 TEST(ProgressLine, TellsShareSizesSpeedAndTimeLeft) {
   EXPECT_EQ(progress_line("packing", 0, 4 * kGiB, 0), "packing [--------------------]   0 %  0 B of 4.00 GiB");
-  EXPECT_EQ(progress_line("packing", kGiB, 4 * kGiB, 2), "packing [#####---------------]  25 %  1.00 GiB of 4.00 GiB  512 MiB/s  6 s left");
-  EXPECT_EQ(progress_line("verifying", 4 * kGiB, 4 * kGiB, 2), "verifying [####################] 100 %  4.00 GiB of 4.00 GiB  2.00 GiB/s  0 s left");
+  EXPECT_EQ(progress_line("packing", kGiB, 4 * kGiB, 2),
+            "packing [#####---------------]  25 %  1.00 GiB of 4.00 GiB  512 MiB/s  6 s left");
+  EXPECT_EQ(progress_line("verifying", 4 * kGiB, 4 * kGiB, 2),
+            "verifying [####################] 100 %  4.00 GiB of 4.00 GiB  2.00 GiB/s  0 s left");
 }
 
 TEST(ProgressLine, TimesAreTold) {
@@ -93,7 +95,9 @@ TEST(ProgressBar, DrawsOnATerminalAndClearsTheLine) {
   EXPECT_EQ(text.find("reading back"), std::string::npos);
 }
 
-TEST(ProgressBar, SaysNothingElsewhere) { EXPECT_EQ(shown(false), ""); }
+TEST(ProgressBar, SaysNothingElsewhere) {
+  EXPECT_EQ(shown(false), "");
+}
 
 }  // namespace
 }  // namespace sluice

@@ -1,5 +1,5 @@
-// Ranges come in the order in which they were asked for, with their bytes, whatever the device does; a failed read is told
-// and nothing is read into memory that is gone.
+// Ranges come in the order in which they were asked for, with their bytes, whatever the device does; a failed read is
+// told and nothing is read into memory that is gone.
 #include "io/chunk_reader.h"
 
 #include <random>
@@ -42,7 +42,8 @@ class ChunkReaderTest : public testing::Test {
       const auto chunk = (*reader)->next();
       ASSERT_TRUE(chunk.ok()) << chunk.error().message();
       ASSERT_EQ(chunk->size(), request.bytes);
-      ASSERT_EQ(first_wrong_offset(chunk->data(), request.offset, request.bytes, request.file == files_[1].get()), request.offset + request.bytes);
+      ASSERT_EQ(first_wrong_offset(chunk->data(), request.offset, request.bytes, request.file == files_[1].get()),
+                request.offset + request.bytes);
     }
     EXPECT_EQ(device.pending(), 0u);
     EXPECT_EQ(device.stats().reads, requests.size());
@@ -79,7 +80,8 @@ TEST_F(ChunkReaderTest, AFailedReadIsToldAtItsPlace) {
   open(DirectMode::kOff);
   int failures = 0;
   for (uint64_t seed = 0; seed < 200; ++seed) {
-    FaultDevice device(std::make_unique<MemoryDevice>(), {.seed = seed, .delay = 0.3, .reorder = 0.5, .cut_short = 0.02, .fail = 0.03});
+    FaultDevice device(std::make_unique<MemoryDevice>(),
+                       {.seed = seed, .delay = 0.3, .reorder = 0.5, .cut_short = 0.02, .fail = 0.03});
     const std::vector<ChunkRequest> requests = random_requests(static_cast<unsigned>(seed), 20);
     auto reader = ChunkReader::create(device, requests, 4);
     ASSERT_TRUE(reader.ok());
@@ -91,7 +93,8 @@ TEST_F(ChunkReaderTest, AFailedReadIsToldAtItsPlace) {
         EXPECT_NE(chunk.error().message().find(request.file->path()), std::string::npos) << chunk.error().message();
         break;
       }
-      ASSERT_EQ(first_wrong_offset(chunk->data(), request.offset, request.bytes, request.file == files_[1].get()), request.offset + request.bytes);
+      ASSERT_EQ(first_wrong_offset(chunk->data(), request.offset, request.bytes, request.file == files_[1].get()),
+                request.offset + request.bytes);
     }
     reader->reset();
     EXPECT_EQ(device.pending(), 0u);

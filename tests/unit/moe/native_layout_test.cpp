@@ -11,7 +11,8 @@ namespace {
 
 const NativeLayout& layout() {
   static const std::unique_ptr<NativeLayout> made = [] {
-    if (ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU) == nullptr) ggml_backend_register(ggml_backend_cpu_reg());
+    if (ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU) == nullptr)
+      ggml_backend_register(ggml_backend_cpu_reg());
     ggml_log_set([](ggml_log_level, const char*, void*) {}, nullptr);  // a line for each matrix
     return std::move(NativeLayout::create()).value();
   }();
@@ -22,10 +23,10 @@ ExpertTensorShape shape_of(const ggml_tensor* weight) {
   return {weight->type, weight->ne[0], weight->ne[1], weight->ne[2], weight->nb[2]};
 }
 
-constexpr ggml_type kTypes[] = {GGML_TYPE_F32,     GGML_TYPE_F16,    GGML_TYPE_BF16,    GGML_TYPE_Q4_0,   GGML_TYPE_Q4_1,    GGML_TYPE_Q5_0,
-                                GGML_TYPE_Q5_1,    GGML_TYPE_Q8_0,   GGML_TYPE_Q2_K,    GGML_TYPE_Q3_K,   GGML_TYPE_Q4_K,    GGML_TYPE_Q5_K,
-                                GGML_TYPE_Q6_K,    GGML_TYPE_IQ2_XS, GGML_TYPE_IQ3_S,   GGML_TYPE_IQ4_NL, GGML_TYPE_IQ4_XS,  GGML_TYPE_MXFP4,
-                                GGML_TYPE_NVFP4};
+constexpr ggml_type kTypes[] = {GGML_TYPE_F32,    GGML_TYPE_F16,    GGML_TYPE_BF16,  GGML_TYPE_Q4_0,   GGML_TYPE_Q4_1,
+                                GGML_TYPE_Q5_0,   GGML_TYPE_Q5_1,   GGML_TYPE_Q8_0,  GGML_TYPE_Q2_K,   GGML_TYPE_Q3_K,
+                                GGML_TYPE_Q4_K,   GGML_TYPE_Q5_K,   GGML_TYPE_Q6_K,  GGML_TYPE_IQ2_XS, GGML_TYPE_IQ3_S,
+                                GGML_TYPE_IQ4_NL, GGML_TYPE_IQ4_XS, GGML_TYPE_MXFP4, GGML_TYPE_NVFP4};
 
 std::vector<ggml_tensor*> weights_of(const BlockGraph& graph) {
   std::vector<ggml_tensor*> weights;
@@ -41,7 +42,8 @@ std::vector<float> reference(const BlockShape& shape, unsigned seed) {
   std::vector<ggml_backend_buffer_t> buffers;
   for (ggml_tensor* weight : weights_of(block)) {
     if (!layout().applies(shape_of(weight))) continue;
-    const std::vector<char> bytes(static_cast<const char*>(weight->data), static_cast<const char*>(weight->data) + ggml_nbytes(weight));
+    const std::vector<char> bytes(static_cast<const char*>(weight->data),
+                                  static_cast<const char*>(weight->data) + ggml_nbytes(weight));
     ggml_backend_buffer_t buffer = ggml_backend_buft_alloc_buffer(layout().buffer_type(), bytes.size() + 4096);
     buffers.push_back(buffer);
     weight->buffer = nullptr;
@@ -68,14 +70,17 @@ std::vector<float> streamed(const BlockShape& shape, unsigned seed, int n_thread
     if (!layout().applies(tensor)) continue;
     static_cast<ExpertWeight*>(weight->extra)->native = &layout();
     for (int64_t e = 0; e < tensor.n_expert; ++e) {
-      const std::byte* slab = static_cast<const std::byte*>(weight->data) + static_cast<uint64_t>(e) * tensor.slab_bytes;
-      EXPECT_TRUE(layout().apply(tensor, slab, (native_slabs[slab] = std::vector<std::byte>(tensor.slab_bytes)).data()).ok());
+      const std::byte* slab =
+          static_cast<const std::byte*>(weight->data) + static_cast<uint64_t>(e) * tensor.slab_bytes;
+      EXPECT_TRUE(
+          layout().apply(tensor, slab, (native_slabs[slab] = std::vector<std::byte>(tensor.slab_bytes)).data()).ok());
     }
   }
   auto executor = std::move(CpuExecutor::create()).value();
   executor->set_threads(n_threads);
   std::mt19937 random(seed);
-  std::vector<ggml_tensor*> nodes(ggml_graph_nodes(graph.graph), ggml_graph_nodes(graph.graph) + ggml_graph_n_nodes(graph.graph));
+  std::vector<ggml_tensor*> nodes(ggml_graph_nodes(graph.graph),
+                                  ggml_graph_nodes(graph.graph) + ggml_graph_n_nodes(graph.graph));
   MoeBlock block;
   Routing routing;
   for (int at = 0; at < static_cast<int>(nodes.size());) {
@@ -139,14 +144,16 @@ TEST(NativeLayout, HasATagThatNamesTheLibraryAndTheFeatures) {
 TEST(NativeLayout, EveryTypeEqualsTheWholeRepackedTensor) {
   const std::vector<ggml_type> types = native_types();
 #if defined(__AVX2__) || defined(__ARM_NEON)
-  EXPECT_TRUE(std::find(types.begin(), types.end(), GGML_TYPE_Q4_0) != types.end()) << "this machine should have one for q4_0";
+  EXPECT_TRUE(std::find(types.begin(), types.end(), GGML_TYPE_Q4_0) != types.end())
+      << "this machine should have one for q4_0";
 #endif
   for (const ggml_type type : types) {
     for (const int64_t n_token : {1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 40}) {
       expect_equal_bits({.gate_type = type, .down_type = type, .n_expert = 6, .top_k = 2, .n_token = n_token}, 1);
     }
     expect_equal_bits({.gate_type = type, .down_type = type, .n_expert = 1, .top_k = 1, .n_token = 40}, 2);
-    expect_equal_bits({.gate_type = type, .down_type = type, .n_expert = 64, .top_k = 8, .n_token = 40, .biases = true}, 3);
+    expect_equal_bits({.gate_type = type, .down_type = type, .n_expert = 64, .top_k = 8, .n_token = 40, .biases = true},
+                      3);
     expect_equal_bits({.gate_type = type, .down_type = type, .n_token = 20, .fused_gate_up = true, .scales = true}, 4);
   }
 }

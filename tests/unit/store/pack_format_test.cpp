@@ -28,7 +28,8 @@ PackLayer small_layer(uint32_t number, uint32_t n_expert) {
   const auto add = [&](const std::string& rest, ggml_type type, int64_t ne0, int64_t ne1) {
     const uint64_t bytes = ggml_row_size(type, ne0) * static_cast<uint64_t>(ne1);
     const uint64_t offset = align_up(end, kPackSegmentAlignBytes);
-    layer.segments.push_back({.name = layer_tensor(number, rest), .type = type, .ne0 = ne0, .ne1 = ne1, .offset = offset, .bytes = bytes});
+    layer.segments.push_back(
+        {.name = layer_tensor(number, rest), .type = type, .ne0 = ne0, .ne1 = ne1, .offset = offset, .bytes = bytes});
     end = offset + bytes;
   };
   add("ffn_gate_exps.weight", GGML_TYPE_Q4_0, kHidden, kFf);
@@ -104,7 +105,8 @@ void set_value(std::vector<std::byte>& bytes, size_t offset, T value) {
 }
 
 void make_sums_right(std::vector<std::byte>& front) {
-  set_value(front, kIndexSumOffset, pack_checksum(front.data() + kPackHeaderBytes, value_at<uint64_t>(front, kIndexBytesOffset)));
+  set_value(front, kIndexSumOffset,
+            pack_checksum(front.data() + kPackHeaderBytes, value_at<uint64_t>(front, kIndexBytesOffset)));
   set_value(front, kHeaderSumOffset, pack_checksum(front.data(), kHeaderSumOffset));
 }
 
@@ -156,8 +158,8 @@ TEST(PackFormat, EveryFlippedByteIsRefused) {
 
 TEST(PackFormat, OtherLengthsAreRefused) {
   IndexFile file(small_index());
-  for (const uint64_t bytes : {uint64_t{0}, uint64_t{1}, kPackHeaderBytes - 1, kPackHeaderBytes, kPackHeaderBytes + 1, file.size_bytes() - 1,
-                               file.size_bytes() + 1}) {
+  for (const uint64_t bytes : {uint64_t{0}, uint64_t{1}, kPackHeaderBytes - 1, kPackHeaderBytes, kPackHeaderBytes + 1,
+                               file.size_bytes() - 1, file.size_bytes() + 1}) {
     file.write(file.front(), bytes);
     expect_refused(file.read(), file);
   }
@@ -173,7 +175,8 @@ TEST(PackFormat, WhatThisProgramDoesNotKnowIsNamed) {
     return file.read();
   };
   expect_refused(with([](auto& front) { front[0] = std::byte{'s'}; }), file, "magic");
-  expect_refused(with([](auto& front) { set_value(front, kVersionOffset, 2u); }), file, "version 2, this program reads 1");
+  expect_refused(with([](auto& front) { set_value(front, kVersionOffset, 2u); }), file,
+                 "version 2, this program reads 1");
   expect_refused(with([](auto& front) { set_value(front, kLayoutOffset, 2u); }), file, "layout 2");
 }
 
@@ -187,10 +190,13 @@ TEST(PackFormat, AnIndexThatContradictsItselfIsRefusedByName) {
       {"shorter than its matrices", [](PackIndex& index) { index.layers[0].read_bytes = 0; }},
       {"a read does not end", [](PackIndex& index) { index.layers[0].read_bytes += 1; }},
       {"its records end at", [](PackIndex& index) { index.layers[1].record_stride_bytes = uint64_t{1} << 63; }},
-      {"where the records end", [](PackIndex& index) { index.layers[1].n_expert = 1, index.layers[1].checksums.resize(4); }},
+      {"where the records end",
+       [](PackIndex& index) { index.layers[1].n_expert = 1, index.layers[1].checksums.resize(4); }},
       {"not the name", [](PackIndex& index) { index.layers[0].segments[0].name = "x"; }},
-      {"not the name", [](PackIndex& index) { index.layers[0].segments[0].name = layer_tensor(2, "ffn_gate_exps.weight"); }},
-      {"not the name", [](PackIndex& index) { index.layers[0].segments[3].name = layer_tensor(1, "ffn_gate_exps.weight"); }},
+      {"not the name",
+       [](PackIndex& index) { index.layers[0].segments[0].name = layer_tensor(2, "ffn_gate_exps.weight"); }},
+      {"not the name",
+       [](PackIndex& index) { index.layers[0].segments[3].name = layer_tensor(1, "ffn_gate_exps.weight"); }},
       {"type 43", [](PackIndex& index) { index.layers[0].segments[0].type = GGML_TYPE_COUNT; }},
       {"given up", [](PackIndex& index) { index.layers[0].segments[0].type = static_cast<ggml_type>(4); }},
       {"shape", [](PackIndex& index) { index.layers[0].segments[0].ne0 = 33; }},
@@ -252,7 +258,8 @@ TEST(PackFormat, RandomEditsAreRefusedOrConsistent) {
 }
 
 TEST(PackFormat, LayoutsHaveNames) {
-  for (const PackLayout layout : {PackLayout::kRaw, PackLayout::kNative}) EXPECT_EQ(*parse_pack_layout(pack_layout_name(layout)), layout);
+  for (const PackLayout layout : {PackLayout::kRaw, PackLayout::kNative})
+    EXPECT_EQ(*parse_pack_layout(pack_layout_name(layout)), layout);
   const auto unknown = parse_pack_layout("fast");
   ASSERT_FALSE(unknown.ok());
   EXPECT_EQ(unknown.error().message(), "layout: wanted raw or native, given 'fast'");

@@ -17,7 +17,8 @@ using Names = std::vector<std::string>;
 
 Names names_in(const std::string& folder) {
   Names names;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) names.push_back(entry.path().filename().string());
+  for (const auto& entry : std::filesystem::directory_iterator(folder))
+    names.push_back(entry.path().filename().string());
   std::sort(names.begin(), names.end());
   return names;
 }
@@ -105,23 +106,30 @@ void expect_same_model(const Catalog& source, const Catalog& packed) {
     for (size_t s = record.n_matrix; s < record.segments.size(); ++s) {
       const PackSegment& segment = record.segments[s];
       sliced.insert(segment.name);
-      const auto tensor = std::find_if(source.tensors.begin(), source.tensors.end(), [&](const auto& t) { return t.name == segment.name; });
+      const auto tensor = std::find_if(source.tensors.begin(), source.tensors.end(),
+                                       [&](const auto& t) { return t.name == segment.name; });
       ASSERT_NE(tensor, source.tensors.end());
       const std::vector<uint8_t> whole = range_bytes(source, tensor->range);
       ASSERT_EQ(whole.size(), segment.bytes * record.n_expert);
       for (uint32_t expert = 0; expert < record.n_expert; ++expert) {
-        const std::vector<uint8_t> slice =
-            range_bytes(packed, {1, record.record_offset + expert * record.record_stride_bytes + segment.offset, segment.bytes});
-        EXPECT_TRUE(std::equal(slice.begin(), slice.end(), whole.begin() + static_cast<ptrdiff_t>(expert * segment.bytes))) << segment.name;
+        const std::vector<uint8_t> slice = range_bytes(
+            packed, {1, record.record_offset + expert * record.record_stride_bytes + segment.offset, segment.bytes});
+        EXPECT_TRUE(
+            std::equal(slice.begin(), slice.end(), whole.begin() + static_cast<ptrdiff_t>(expert * segment.bytes)))
+            << segment.name;
       }
     }
-    for (const std::string& name : layer.side_tensors) EXPECT_EQ(sliced.contains(name), !name.ends_with("input_scale")) << name;
+    for (const std::string& name : layer.side_tensors)
+      EXPECT_EQ(sliced.contains(name), !name.ends_with("input_scale")) << name;
   }
 }
 
 TEST_F(PackWriterTest, HoldsTheBytesOfEveryKindOfModel) {
-  for (const auto& [model, n_part] :
-       {std::pair(plain_model(), 1u), {plain_model(), 3u}, {fused_model(), 1u}, {mixed_model(), 1u}, {mixed_model(), 5u}}) {
+  for (const auto& [model, n_part] : {std::pair(plain_model(), 1u),
+                                      {plain_model(), 3u},
+                                      {fused_model(), 1u},
+                                      {mixed_model(), 1u},
+                                      {mixed_model(), 5u}}) {
     std::filesystem::remove_all(target());
     const Catalog source = make(model, n_part);
     const auto report = pack(source, target());
@@ -209,18 +217,22 @@ TEST_F(PackWriterTest, WhatIsNoPackIsNotReplaced) {
 TEST_F(PackWriterTest, StoppedAnywhereItLeavesNothingBehind) {
   const Catalog source = make(mixed_model());
   int n_call = 0;
-  ASSERT_TRUE(pack(source, target(), {.on_progress = [&](const char*, uint64_t done, uint64_t total) {
-                     EXPECT_LE(done, total);
-                     ++n_call;
-                     return true;
-                   }}).ok());
+  ASSERT_TRUE(pack(source, target(),
+                   {.on_progress =
+                        [&](const char*, uint64_t done, uint64_t total) {
+                          EXPECT_LE(done, total);
+                          ++n_call;
+                          return true;
+                        }})
+                  .ok());
   ASSERT_GT(n_call, 10);
   const std::vector<uint8_t> kept = read_bytes(target() + "/" + kPackExpertsName);
   for (const bool replacing : {true, false}) {
     if (!replacing) std::filesystem::remove_all(target());
     for (int stop = 0; stop < n_call; ++stop) {
       int call = 0;
-      const auto report = pack(source, target(), {.on_progress = [&](const char*, uint64_t, uint64_t) { return call++ != stop; }});
+      const auto report =
+          pack(source, target(), {.on_progress = [&](const char*, uint64_t, uint64_t) { return call++ != stop; }});
       ASSERT_FALSE(report.ok());
       ASSERT_EQ(report.error().code, ErrorCode::kCancelled);
       ASSERT_EQ(names_in(folder_.path()), replacing ? (Names{"model.gguf", "out"}) : (Names{"model.gguf"}));
@@ -235,7 +247,8 @@ TEST_F(PackWriterTest, ASourceThatChangesMeanwhileIsNoticed) {
   const Catalog source = make(plain_model());
   bool changed = false;
   const auto report = pack(source, target(), {.on_progress = [&](const char*, uint64_t, uint64_t) {
-                             if (!std::exchange(changed, true)) std::ofstream(folder_.file("model.gguf"), std::ios::app) << "more";
+                             if (!std::exchange(changed, true))
+                               std::ofstream(folder_.file("model.gguf"), std::ios::app) << "more";
                              return true;
                            }});
   ASSERT_FALSE(report.ok());
@@ -286,13 +299,14 @@ TEST_F(PackWriterTest, TwoCannotWriteOnePack) {
   const Catalog source = make(plain_model());
   // A second writer, while the first is at work.
   bool tried = false;
-  const auto report = pack(source, target(), {.on_progress = [&](const char*, uint64_t, uint64_t) {
-                             if (std::exchange(tried, true)) return true;
-                             const auto second = pack(source, target());
-                             EXPECT_FALSE(second.ok());
-                             EXPECT_NE(second.error().message().find("is being written by another process"), std::string::npos);
-                             return true;
-                           }});
+  const auto report =
+      pack(source, target(), {.on_progress = [&](const char*, uint64_t, uint64_t) {
+             if (std::exchange(tried, true)) return true;
+             const auto second = pack(source, target());
+             EXPECT_FALSE(second.ok());
+             EXPECT_NE(second.error().message().find("is being written by another process"), std::string::npos);
+             return true;
+           }});
   ASSERT_TRUE(report.ok()) << report.error().message();
   EXPECT_TRUE(tried);
   expect_same_model(source, open_catalog(target()));
@@ -338,7 +352,9 @@ TEST_F(PackWriterTest, ATransformIsAppliedWhereItAppliesAndMarked) {
     const bool native = layer.matrices[m].shape.type == GGML_TYPE_Q4_0;
     EXPECT_EQ(given.matrices[m].native, native);
     std::vector<uint8_t> wanted = range_bytes(source, layer.slab_range(layer.matrices[m], 3));
-    if (native) std::transform(wanted.begin(), wanted.end(), wanted.begin(), [](uint8_t byte) { return static_cast<uint8_t>(~byte); });
+    if (native)
+      std::transform(wanted.begin(), wanted.end(), wanted.begin(),
+                     [](uint8_t byte) { return static_cast<uint8_t>(~byte); });
     EXPECT_EQ(range_bytes(packed, given.slab_range(given.matrices[m], 3)), wanted);
     uint8_t byte = 0;
     EXPECT_EQ(packed.read_experts(given, given.matrices[m], 0, &byte, 1).ok(), !native);

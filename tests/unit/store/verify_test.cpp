@@ -15,7 +15,9 @@ VerifyReport verify(const std::string& path) {
   return std::move(*report);
 }
 
-std::vector<uint8_t> bytes_of(uint64_t bytes, uint8_t value) { return std::vector<uint8_t>(bytes, value); }
+std::vector<uint8_t> bytes_of(uint64_t bytes, uint8_t value) {
+  return std::vector<uint8_t>(bytes, value);
+}
 
 void overwrite(const std::string& path, uint64_t offset, const std::vector<uint8_t>& bytes) {
   std::fstream stream(path, std::ios::binary | std::ios::in | std::ios::out);
@@ -59,8 +61,9 @@ TEST_F(VerifyPack, EveryDamagedSegmentIsNamed) {
         EXPECT_EQ(report.damages[0].tensor, segment.name);
         EXPECT_EQ(report.damages[0].expert, 2);
         EXPECT_EQ(report.damages[0].offset, offset);
-        EXPECT_EQ(report.damages[0].message(), fmt::format("{} expert 2: differs from its checksum ({} bytes at {} of {})", segment.name,
-                                                           segment.bytes, offset, path(kPackExpertsName)));
+        EXPECT_EQ(report.damages[0].message(),
+                  fmt::format("{} expert 2: differs from its checksum ({} bytes at {} of {})", segment.name,
+                              segment.bytes, offset, path(kPackExpertsName)));
         flip_byte(path(kPackExpertsName), offset + inside);
       }
     }
@@ -109,7 +112,8 @@ class VerifyGguf : public testing::Test {
     model.add(layer_tensor(0, "ffn_down_exps.weight"), GGML_TYPE_F16, {256, 256, model.n_expert});
     write_model(model, path_);
     const Catalog catalog = open_catalog(path_);
-    for (const CatalogTensor& tensor : catalog.tensors) overwrite(path_, tensor.range.offset, bytes_of(tensor.range.bytes, 0x11));
+    for (const CatalogTensor& tensor : catalog.tensors)
+      overwrite(path_, tensor.range.offset, bytes_of(tensor.range.bytes, 0x11));
   }
   FileRange slab(size_t matrix, uint32_t expert) const {
     const Catalog catalog = open_catalog(path_);
@@ -146,8 +150,9 @@ TEST_F(VerifyGguf, AnExpertOfZerosIsNamed) {
   overwrite(path_, expert.offset, bytes_of(expert.bytes, 0));
   const VerifyReport report = verify(path_);
   ASSERT_EQ(report.damages.size(), 1u);
-  EXPECT_EQ(report.damages[0].message(), fmt::format("blk.0.ffn_down_exps.weight expert 3: is all zeros ({} bytes at {} of {})",
-                                                     expert.bytes, expert.offset, path_));
+  EXPECT_EQ(report.damages[0].message(),
+            fmt::format("blk.0.ffn_down_exps.weight expert 3: is all zeros ({} bytes at {} of {})", expert.bytes,
+                        expert.offset, path_));
   // All of them: a tensor that was never written.
   for (uint32_t e = 0; e < 4; ++e) overwrite(path_, slab(1, e).offset, bytes_of(expert.bytes, 0));
   EXPECT_EQ(verify(path_).damages.size(), 4u);
