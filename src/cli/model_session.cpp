@@ -113,7 +113,9 @@ Status ModelSession::load_model(const SessionOptions& options) {
   engine_register_cpu_backend();
   llama_backend_init();
   llama_model_params params = llama_model_default_params();
-  params.use_extra_bufts = options.repack;
+  // A native pack's experts are computed by repacked kernels; the dense weights then go the same way, as in stock llama.cpp.
+  const bool native = catalog_.pack && catalog_.pack->layout == PackLayout::kNative;
+  params.use_extra_bufts = options.repack || native;
   params.lazy_mode = LLAMA_LAZY_MODE_OFF;
   params.progress_callback = loading_may_continue;
 

@@ -55,7 +55,7 @@ void add_run_options(CLI::App& command, RunOptions& options) {
       ->type_name("N")
       ->group(model);
   command
-      .add_flag("--repack", options.repack, "let ggml rearrange dense weights for speed; results differ in rounding")
+      .add_flag("--repack", options.repack, "let ggml rearrange dense weights for speed (always with a native pack); results differ in rounding")
       ->group(model);
 
   const std::string prompt = "Prompt (default: chat on a terminal, else standard input)";
