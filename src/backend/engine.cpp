@@ -61,6 +61,7 @@ constexpr Setting kSettings[] = {
     {"lock", [](EngineOptions& o, const std::string& v) { return assign(o.lock, parse_wish("lock", v)); }},
     {"huge_pages", [](EngineOptions& o, const std::string& v) { return assign(o.huge, parse_wish("huge_pages", v)); }},
     {"per_layer", [](EngineOptions& o, const std::string& v) { return assign(o.per_layer, parse_switch("per_layer", v)); }},
+    {"fused", [](EngineOptions& o, const std::string& v) { return assign(o.fused, parse_fused_mode(v)); }},
     {"trace",
      [](EngineOptions& o, const std::string& v) {
        o.trace_path = v;

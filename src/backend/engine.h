@@ -14,6 +14,7 @@
 #include "base/bytes.h"
 #include "base/result.h"
 #include "io/device.h"
+#include "moe/block_executor.h"
 #include "policy/eviction.h"
 #include "pool/slot_memory.h"
 #include "store/catalog.h"
@@ -33,6 +34,7 @@ struct EngineOptions {
   bool fit = true;            // a budget that memory cannot hold is made smaller, and the pool follows what is left
   Wish lock = Wish::kTry;     // slots are taken whole at the start and kept from the kernel's reclaim
   Wish huge = Wish::kTry;     // slots in huge pages
+  FusedMode fused = FusedMode::kAuto;
   bool verify_slots = false;  // compare slots with the store while running
   bool verify_reads = false;  // compare reads with the pack's checksums
   std::string trace_path;     // a routing trace is written there; empty: none

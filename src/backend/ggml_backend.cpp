@@ -22,7 +22,7 @@
 #include "ggml-backend-impl.h"
 #include "ggml-cpu.h"
 #include "ggml-sluice.h"
-#include "moe/cpu_executor.h"
+#include "moe/block_executor.h"
 #include "moe/moe_block.h"
 
 namespace sluice {
@@ -157,7 +157,7 @@ ggml_backend_buffer_type_t sluice_buffer_type() {
 // --------------------------------------------------------------------------------------------------------- backend
 
 struct Backend {
-  std::unique_ptr<CpuExecutor> executor;
+  std::unique_ptr<BlockExecutor> executor;
   ggml_threadpool_t threadpool = nullptr;
   MoeBlock block;
   Routing routing;
@@ -326,7 +326,7 @@ ggml_backend_t device_init_backend(ggml_backend_dev_t device, const char*) {
     log_line_once(LogLevel::kError, status.error().message());
     return nullptr;
   }
-  auto executor = CpuExecutor::create();
+  auto executor = BlockExecutor::create();
   if (!executor) {
     log_error("{}", executor.error().message());
     return nullptr;
@@ -365,13 +365,17 @@ bool is_supported_product(const ggml_tensor* op) {
          op->type == GGML_TYPE_F32 && op->nb[0] == sizeof(float);
 }
 
-// True for what is computed from a product of ours by row-local operations; looks at `visits` tensors at most.
-bool is_block_value(const ggml_tensor* tensor, int& visits) {
-  if (tensor == nullptr || --visits < 0) return false;
-  if (tensor->op == GGML_OP_MUL_MAT_ID) return is_our_buffer(tensor->src[0]->buffer);
-  if (tensor->op == GGML_OP_VIEW || tensor->op == GGML_OP_RESHAPE) return is_block_value(tensor->src[0], visits);
-  if (!is_row_local(tensor)) return false;
-  return is_block_value(tensor->src[0], visits) || is_block_value(tensor->src[1], visits);
+// The product of ours that a value is computed from by row-local operations; looks at `visits` tensors at most.
+const ggml_tensor* find_product(const ggml_tensor* tensor, int& visits) {
+  if (tensor == nullptr || --visits < 0) return nullptr;
+  if (tensor->op == GGML_OP_MUL_MAT_ID) return is_our_buffer(tensor->src[0]->buffer) ? tensor : nullptr;
+  if (tensor->op == GGML_OP_VIEW || tensor->op == GGML_OP_RESHAPE) return find_product(tensor->src[0], visits);
+  if (!is_row_local(tensor)) return nullptr;
+  const ggml_tensor* product = find_product(tensor->src[0], visits);
+  if (product == nullptr) product = find_product(tensor->src[1], visits);
+  // A norm only inside the block: the one that follows a layer's sum, and all behind it, is not ours.
+  const bool inside = product != nullptr && tensor->ne[1] == product->ne[1] && tensor->ne[2] == product->ne[2];
+  return is_elementwise(tensor) || inside ? product : nullptr;
 }
 
 bool device_supports_op(ggml_backend_dev_t, const ggml_tensor* op) {
@@ -392,7 +396,7 @@ bool device_supports_op(ggml_backend_dev_t, const ggml_tensor* op) {
   }
   constexpr int kVisitsMax = 80;  // a sum over 64 choices and what surrounds it
   int visits = kVisitsMax;
-  return is_row_local(op) && op->type == GGML_TYPE_F32 && is_block_value(op, visits);
+  return is_row_local(op) && op->type == GGML_TYPE_F32 && find_product(op, visits) != nullptr;
 }
 
 bool device_supports_buft(ggml_backend_dev_t, ggml_backend_buffer_type_t type) {

@@ -51,7 +51,13 @@ nlohmann::json engine_stats_json(const EngineStats& stats) {
       {"errors", stats.io_errors}, {"drives", std::move(drives)},
   };
   json["prefetch"] = nlohmann::json::object();
-  json["time"] = {{"route_sync_s", stats.route_sync_s}, {"stall_s", stats.stall_s}, {"compute_s", stats.compute_s}};
+  json["time"] = {{"route_sync_s", stats.route_sync_s},
+                  {"stall_s", stats.stall_s},
+                  {"staging_s", stats.staging_s},
+                  {"compute_s", stats.compute_s},
+                  {"scatter_s", stats.scatter_s}};
+  json["compute"] = {
+      {"fused_blocks", stats.fused_blocks}, {"generic_blocks", stats.generic_blocks}, {"lone_blocks", stats.lone_blocks}};
   json["verified"] = {{"slots", stats.verified_slots}, {"reads", stats.verified_reads}};
   json["memory"] = {{"pool_bytes", stats.pool_bytes}, {"pool_shrinks", stats.pool_shrinks}, {"pool_grows", stats.pool_grows}};
   json["layers"] = std::move(layers);

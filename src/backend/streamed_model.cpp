@@ -391,12 +391,15 @@ void StreamedModel::count_choices(uint32_t layer, const Routing& routing, uint32
   for (uint32_t i = 0; i < routing.experts().size(); ++i) counts[routing.experts()[i]] += routing.rows(i).size();
 }
 
-Status StreamedModel::compute_block(const MoeBlock& block, Routing& routing, CpuExecutor& executor) {
+Status StreamedModel::compute_block(const MoeBlock& block, Routing& routing, BlockExecutor& executor) {
   std::lock_guard lock(mutex_);
   if (state_ == State::kFailed) return failure_;
   SLUICE_ASSERT(state_ == State::kReady, "a block of a model that is not ready");
   const int64_t begin_ns = now_ns();
   const uint32_t layer = block.weight->layer;
+  const int64_t staging_before_ns = loader_ ? loader_->staging_ns() : 0;
+  const ExecutorCounters executed_before = executor.counters();
+  executor.set_mode(options_.fused);
   if (Status status = routing.set(block.ids, static_cast<uint32_t>(block.down->src[0]->ne[2])); !status) {
     return make_error(status.error().code, "layer {}: {}", layer, status.error().text);
   }
@@ -407,9 +410,10 @@ Status StreamedModel::compute_block(const MoeBlock& block, Routing& routing, Cpu
     if (trace_ && routing.top_k() == trace_top_k_) trace_->append(layer, routing.ids());
     count_choices(layer, routing, static_cast<uint32_t>(block.down->src[0]->ne[2]));
   }
-  int64_t mark_ns = now_ns();
-  route_sync_ns_ += mark_ns - begin_ns;
-  const int64_t stall_before_ns = streamed ? loader_->stall_ns() : 0;
+  const int64_t started_ns = now_ns();
+  const int64_t stall_before_ns = loader_ ? loader_->stall_ns() : 0;
+  const int64_t staging_started_ns = loader_ ? loader_->staging_ns() : 0;
+  route_sync_ns_ += started_ns - begin_ns - (staging_started_ns - staging_before_ns);
 
   // Matrices that are kept in memory have their slabs there, whatever the others do.
   const auto add_resident = [&](ReadyExpert& expert) {
@@ -441,7 +445,10 @@ Status StreamedModel::compute_block(const MoeBlock& block, Routing& routing, Cpu
     }
     status = executor.compute(ready_);
   }
-  compute_ns_ += now_ns() - mark_ns - (streamed ? loader_->stall_ns() - stall_before_ns : 0);
+  const ExecutorCounters executed = executor.counters() - executed_before;
+  executed_ += executed;
+  compute_ns_ += now_ns() - started_ns - executed.scatter_ns;
+  if (loader_) compute_ns_ -= loader_->stall_ns() - stall_before_ns + loader_->staging_ns() - staging_started_ns;
   return status;
 }
 
@@ -457,6 +464,10 @@ EngineStats StreamedModel::stats() const {
   stats.choices = choices_;
   stats.route_sync_s = seconds_of(route_sync_ns_);
   stats.compute_s = seconds_of(compute_ns_);
+  stats.scatter_s = seconds_of(executed_.scatter_ns);
+  stats.fused_blocks = executed_.fused_blocks;
+  stats.generic_blocks = executed_.generic_blocks;
+  stats.lone_blocks = executed_.lone_blocks;
   return stats;
 }
 

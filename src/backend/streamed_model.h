@@ -19,7 +19,7 @@
 #include "backend/engine.h"
 #include "backend/source_finder.h"
 #include "loader/loader.h"
-#include "moe/cpu_executor.h"
+#include "moe/block_executor.h"
 #include "moe/moe_block.h"
 #include "moe/native_layout.h"
 #include "moe/routing.h"
@@ -67,7 +67,7 @@ class StreamedModel {
   Status finish();
 
   // One block whose weight belongs to this model.
-  Status compute_block(const MoeBlock& block, Routing& routing, CpuExecutor& executor);
+  Status compute_block(const MoeBlock& block, Routing& routing, BlockExecutor& executor);
 
   EngineStats stats() const;
 
@@ -105,6 +105,7 @@ class StreamedModel {
   std::vector<std::vector<uint64_t>> choices_;  // as in EngineStats
   int64_t route_sync_ns_ = 0;
   int64_t compute_ns_ = 0;
+  ExecutorCounters executed_;
 };
 
 }  // namespace sluice

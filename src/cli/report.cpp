@@ -95,8 +95,9 @@ std::string format_report(const RunReport& report, bool colour) {
       }
       line("drives", drives);
     }
-    line("time", fmt::format("experts computed {}, stalled {}, routed {}", format_seconds(engine.compute_s),
-                             format_seconds(engine.stall_s), format_seconds(engine.route_sync_s)));
+    line("time", fmt::format("experts computed {}, scattered {}, stalled {}, staged {}, routed {}", format_seconds(engine.compute_s),
+                             format_seconds(engine.scatter_s), format_seconds(engine.stall_s), format_seconds(engine.staging_s),
+                             format_seconds(engine.route_sync_s)));
   }
   line("memory",
        fmt::format("peak {}, dense weights {}", format_bytes(report.peak_rss_bytes), format_bytes(report.dense_bytes)));

@@ -106,6 +106,9 @@ void add_run_options(CLI::App& command, RunOptions& options) {
       ->group(memory);
   add_parsed(command, "--policy", options.policy, parse_policy, "lru|lfu|lfru|s3fifo", "which expert gives up its slot")
       ->group(memory);
+  add_parsed(command, "--fused", options.fused, parse_fused_mode, "auto|off|require",
+             "how experts are computed: fused where that is known, by ggml's separate operations, or fused or not at all")
+      ->group(memory);
   command.add_flag("--verify-reads", options.verify_reads, "compare what is read with the checksums of a pack")->group(memory);
   add_parsed(
       command, "--per-layer", options.per_layer, [](const std::string& text) { return parse_switch("per_layer", text); },
@@ -174,6 +177,7 @@ EngineOptions engine_options_with_flags(const EngineOptions& environment, const 
   if (!options.mirrors.empty()) engine.mirrors = options.mirrors;
   if (options.policy) engine.policy = *options.policy;
   if (options.per_layer) engine.per_layer = *options.per_layer;
+  if (options.fused) engine.fused = *options.fused;
   if (options.verify_reads) engine.verify_reads = true;
   if (options.fit) engine.fit = *options.fit;
   if (options.verify_slots) engine.verify_slots = true;

@@ -46,6 +46,7 @@ struct RunOptions {
   std::vector<std::string> mirrors;
   std::optional<PolicyKind> policy;
   std::optional<bool> per_layer;
+  std::optional<FusedMode> fused;
   bool verify_reads = false;
   std::optional<bool> fit;
   bool verify_slots = false;

@@ -274,8 +274,10 @@ void Loader::collect(bool block) {
     if (completion.status.ok()) {
       layers_[layer_].bytes_read += span.bytes;
       if (read.staging != kNone) {
+        const int64_t begin_ns = now_ns();
         std::memcpy(span_data({layer_, entry.expert}, entry.slot, read.span),
                     staging_memory_.data() + read.staging * plan_.staging_bytes + span.skip_of(entry.expert), span.bytes);
+        staging_ns_ += now_ns() - begin_ns;
       }
       if (options_.verify_reads) completion.status = compare_read(entry, read.span);
     }
@@ -467,6 +469,7 @@ void Loader::add_stats(EngineStats& stats) const {
   stats.io_errors += device.errors;
   stats.io_seconds += seconds_of(device.busy_ns);
   stats.stall_s += seconds_of(stall_ns_);
+  stats.staging_s += seconds_of(staging_ns_);
   stats.verified_slots += verified_slots_;
   stats.verified_reads += verified_reads_;
 }

@@ -85,7 +85,8 @@ class Loader {
   PolicyKind policy() const { return policy_; }
   // Adds this loader's counters to `stats`.
   void add_stats(EngineStats& stats) const;
-  int64_t stall_ns() const { return stall_ns_; }
+  int64_t stall_ns() const { return stall_ns_; }      // waiting for reads
+  int64_t staging_ns() const { return staging_ns_; }  // copying from staging buffers
 
  private:
   static constexpr uint32_t kNone = UINT32_MAX;
@@ -149,6 +150,7 @@ class Loader {
 
   std::vector<ExpertCounters> layers_;
   int64_t stall_ns_ = 0;
+  int64_t staging_ns_ = 0;
   uint64_t verified_slots_ = 0;
   uint64_t verified_reads_ = 0;
 };

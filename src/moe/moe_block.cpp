@@ -37,7 +37,7 @@ bool is_row_slice(const ggml_tensor* node) {
          node->view_offs - source->view_offs + static_cast<size_t>(node->ne[0]) * sizeof(float) <= source->nb[1];
 }
 
-void make_lone(ggml_tensor* node, int begin, const ExpertWeight* weight, MoeBlock& block) {
+void make_lone(ggml_tensor* node, int begin, const ExpertWeight* weight, const char* reason, MoeBlock& block) {
   block.first.clear();
   block.middle.clear();
   block.outside.clear();
@@ -48,7 +48,9 @@ void make_lone(ggml_tensor* node, int begin, const ExpertWeight* weight, MoeBloc
   block.down_bias = nullptr;
   block.weights = nullptr;
   block.sum = nullptr;
+  block.sum_nodes.clear();
   block.end_node = begin + 1;
+  block.lone_reason = reason;
 }
 
 bool overlap(const ggml_tensor* a, const ggml_tensor* b) {
@@ -114,12 +116,13 @@ void find_sum(std::span<ggml_tensor* const> nodes, MoeBlock& block) {
   block.down_bias = bias;
   block.weights = weights;
   block.sum = nodes[at - 1];
+  block.sum_nodes.assign(nodes.begin() + block.end_node, nodes.begin() + static_cast<ptrdiff_t>(at));
   block.end_node = static_cast<int>(at);
 }
 
 }  // namespace
 
-bool is_row_local(const ggml_tensor* node) {
+bool is_elementwise(const ggml_tensor* node) {
   switch (node->op) {
     case GGML_OP_GLU:
     case GGML_OP_UNARY:
@@ -136,10 +139,19 @@ bool is_row_local(const ggml_tensor* node) {
   }
 }
 
+bool is_row_local(const ggml_tensor* node) {
+  switch (node->op) {
+    case GGML_OP_NORM:
+    case GGML_OP_RMS_NORM:
+    case GGML_OP_L2_NORM: return true;
+    default: return is_elementwise(node);
+  }
+}
+
 void find_moe_block(std::span<ggml_tensor* const> nodes, int begin, ExpertWeightOf weight_of, MoeBlock& block) {
   ggml_tensor* first = nodes[static_cast<size_t>(begin)];
   const ExpertWeight* first_weight = weight_of(first->src[0]);
-  make_lone(first, begin, first_weight, block);
+  make_lone(first, begin, first_weight, "its first matrices are not in this graph", block);
   if (first_weight->role == MatrixRole::kDown) return;
 
   MoeBlock whole;
@@ -147,23 +159,25 @@ void find_moe_block(std::span<ggml_tensor* const> nodes, int begin, ExpertWeight
   whole.ids = first->src[2];
   whole.x = first->src[1];
   whole.down = nullptr;
-  bool fits = true;
+  whole.lone_reason = "";
+  const char* misfit = nullptr;
   const auto is_inside = [&](const ggml_tensor* tensor) { return contains(whole.first, tensor) || contains(whole.middle, tensor); };
-  for (size_t i = static_cast<size_t>(begin); fits && i < nodes.size(); ++i) {
+  for (size_t i = static_cast<size_t>(begin); misfit == nullptr && i < nodes.size(); ++i) {
     ggml_tensor* node = nodes[i];
     const ExpertWeight* weight = node->op == GGML_OP_MUL_MAT_ID ? weight_of(node->src[0]) : nullptr;
     if (weight != nullptr) {
-      fits = weight->owner == first_weight->owner && weight->layer == first_weight->layer && node->src[2] == whole.ids;
-      if (!fits) break;
-      if (weight->role == MatrixRole::kDown) {
-        fits = is_inside(node->src[1]) && has_row_shape(node->src[1], whole);
+      if (weight->owner != first_weight->owner || weight->layer != first_weight->layer || node->src[2] != whole.ids) {
+        misfit = "another block's matrix stands inside it";
+      } else if (weight->role != MatrixRole::kDown) {
+        if (node->src[1] != whole.x) misfit = "its first matrices have different inputs";
+        whole.first.push_back(node);
+      } else {
+        if (!is_inside(node->src[1]) || !has_row_shape(node->src[1], whole)) misfit = "down's input is not computed inside it";
         whole.down = node;
         whole.weight = weight;
         whole.end_node = static_cast<int>(i) + 1;
         break;
       }
-      fits = node->src[1] == whole.x;
-      whole.first.push_back(node);
       continue;
     }
     const bool depends = std::any_of(std::begin(node->src), std::end(node->src),
@@ -172,25 +186,30 @@ void find_moe_block(std::span<ggml_tensor* const> nodes, int begin, ExpertWeight
       whole.outside.push_back(node);
       continue;
     }
-    fits = has_row_shape(node, whole) && (node->flags & GGML_TENSOR_FLAG_OUTPUT) == 0 && (is_row_local(node) || is_row_slice(node));
-    for (int source = 0; fits && source < GGML_MAX_SRC; ++source) {
+    if ((node->flags & GGML_TENSOR_FLAG_OUTPUT) != 0) {
+      misfit = "a value inside it is an output of the graph";
+    } else if (!has_row_shape(node, whole) || !(is_row_local(node) || is_row_slice(node))) {
+      misfit = "an operation inside it mixes rows";
+    }
+    for (int source = 0; misfit == nullptr && source < GGML_MAX_SRC; ++source) {
       if (node->src[source] == nullptr || is_inside(node->src[source])) continue;
-      fits = is_usable_operand(node, source, whole);
+      if (!is_usable_operand(node, source, whole)) misfit = "an operand from outside has another shape";
     }
     whole.middle.push_back(node);
   }
-  fits = fits && whole.down != nullptr && whole.middle.size() <= kMiddleNodesMax;
+  if (misfit == nullptr && whole.down == nullptr) misfit = "the graph ends inside it";
+  if (misfit == nullptr && whole.middle.size() > kMiddleNodesMax) misfit = "it has too many operations";
   // What lies in the middle is never written to its own tensor, so nobody after the block may read it.
-  for (size_t i = static_cast<size_t>(whole.end_node); fits && i < nodes.size(); ++i) {
+  for (size_t i = static_cast<size_t>(whole.end_node); misfit == nullptr && i < nodes.size(); ++i) {
     for (const ggml_tensor* source : nodes[i]->src) {
-      if (source != nullptr && is_inside(source)) fits = false;
+      if (source != nullptr && is_inside(source)) misfit = "a value inside it is read behind it";
     }
   }
   std::swap(whole, block);
-  if (fits) {
+  if (misfit == nullptr) {
     find_sum(nodes, block);
   } else {
-    make_lone(first, begin, first_weight, block);
+    make_lone(first, begin, first_weight, misfit, block);
   }
 }
 

@@ -1,9 +1,9 @@
 // One MoE block as it stands in a ggml graph: which nodes are the expert matrices, which lie between them, and how the
-// same arithmetic is said for any subset of the routed rows. Finds and checks; computes nothing (moe/cpu_executor.h).
+// same arithmetic is said for any subset of the routed rows. Finds and checks; computes nothing (moe/expert_executor.h).
 //
 // The block that is looked for, in the node order of the graph (T tokens, k choices each, a row is one (token, choice)):
 //   gate, up or gate_up   MUL_MAT_ID(W [n_in, n_out, n_expert], x [n_in, 1 or k, T], ids [k, T]) -> [n_out, k, T]
-//   middle                operations that treat every row alone: GLU, unary, scale, clamp, per-expert bias, ...
+//   middle                operations that treat every row alone: GLU, unary, scale, clamp, per-expert bias, norms, ...
 //   down                  MUL_MAT_ID(W, middle's result, ids) -> [n_embd, k, T]
 //   sum                   optional bias (ADD_ID), MUL by the router's weights [1, k, T], a VIEW of each choice, and ADDs
 //                         of them in the router's order -> [n_embd, T]
@@ -51,7 +51,9 @@ struct MoeBlock {
   const ggml_tensor* down_bias = nullptr;         // [n_embd, n_expert]; null: none
   const ggml_tensor* weights = nullptr;           // [1, k, T]; null: the plain sum
   ggml_tensor* sum = nullptr;
+  std::vector<ggml_tensor*> sum_nodes;            // from behind down to `sum`, in order; empty without a sum
   int end_node = 0;                               // index after the last node of the block
+  const char* lone_reason = "";                   // of a lone block: why the whole one was not taken
 
   int64_t n_token() const { return ids->ne[1]; }
   int64_t top_k() const { return ids->ne[0]; }
@@ -62,6 +64,8 @@ using ExpertWeightOf = const ExpertWeight* (*)(const ggml_tensor* weight);  // n
 // The block whose first node is nodes[begin], which must be a MUL_MAT_ID with a weight of ours.
 void find_moe_block(std::span<ggml_tensor* const> nodes, int begin, ExpertWeightOf weight_of, MoeBlock& block);
 
+// True for operations that compute each value from the values at its place, and for GLU.
+bool is_elementwise(const ggml_tensor* node);
 // True for the operations that may stand in the middle of a block: each result row depends on its own row only.
 bool is_row_local(const ggml_tensor* node);
 

@@ -71,7 +71,12 @@ struct EngineStats {
   double io_seconds = 0;           // at least one read was in flight
   double route_sync_s = 0;         // reading the router's choice and planning
   double stall_s = 0;              // waiting for reads with nothing left to compute
-  double compute_s = 0;            // the expert computation
+  double staging_s = 0;            // copies from staging buffers into slots
+  double compute_s = 0;            // the expert computation, without the next
+  double scatter_s = 0;            // copies of results to their (token, choice) places, and the weighted sums
+  uint64_t fused_blocks = 0;       // blocks by the fused executor, by the generic one, and single products of blocks
+  uint64_t generic_blocks = 0;     // that no graph held whole
+  uint64_t lone_blocks = 0;
   uint64_t verified_slots = 0;     // slots compared with the file before use
   uint64_t verified_reads = 0;     // reads compared with the pack's checksums
 };

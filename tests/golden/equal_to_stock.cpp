@@ -1,5 +1,5 @@
 // equal_to_stock MODEL [--pack PACK] [--repack] [--lengths 1,2,8] [--ubatch 512,64] [--threads 1,2] [--budgets min,25%,100%]
-//                [--decode N] [--verify]
+//                [--decode N] [--verify] [--fused M]
 //
 // Logits of stock llama.cpp and of the streamed model, bit for bit, over all combinations of prompt length, micro-batch
 // and threads, at each budget. With --pack the streamed model is that; with --repack both repack weights, which streamed
@@ -26,7 +26,7 @@ std::vector<std::string> split(const std::string& text) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 2) golden::die("usage: equal_to_stock MODEL [--pack P] [--repack] [--lengths L] [--ubatch U] [--threads T] [--budgets B] [--decode N] [--verify]");
+  if (argc < 2) golden::die("usage: equal_to_stock MODEL [--pack P] [--repack] [--lengths L] [--ubatch U] [--threads T] [--budgets B] [--decode N] [--verify] [--fused M]");
   const std::string path = argv[1];
   std::vector<std::string> lengths = {"1", "2", "8", "33"};
   std::vector<std::string> ubatches = {"512", "64"};
@@ -36,6 +36,7 @@ int main(int argc, char** argv) {
   bool verify = false;
   bool repack = false;
   std::string streamed_path = path;
+  FusedMode fused = FusedMode::kAuto;
   for (int i = 2; i < argc; ++i) {
     const std::string flag = argv[i];
     if (flag == "--verify" || flag == "--repack") {
@@ -50,6 +51,7 @@ int main(int argc, char** argv) {
     else if (flag == "--threads") threads = split(value);
     else if (flag == "--budgets") budgets = split(value);
     else if (flag == "--decode") decode = std::stoi(value);
+    else if (flag == "--fused") fused = parse_fused_mode(value).value();
     else golden::die("unknown flag " + flag);
   }
   golden::quiet_llama();
@@ -93,6 +95,7 @@ int main(int argc, char** argv) {
   for (const std::string& budget : budgets) {
     EngineOptions options;
     options.verify_slots = verify;
+    options.fused = fused;
     if (budget == "min") {
       options.budget = {BudgetSpec::Kind::kBytes, engine_budget_bytes_min(*catalog), 0};
     } else {
@@ -109,6 +112,10 @@ int main(int argc, char** argv) {
                   specs[i].ubatch, specs[i].threads, differs.c_str());
     }
     const EngineStats stats = engine_stats();
+    if (fused == FusedMode::kOff && (stats.fused_blocks != 0 || stats.generic_blocks + stats.lone_blocks == 0)) {
+      ++failures;
+      std::printf("DIFFERS  budget %s: %llu blocks were fused\n", budget.c_str(), static_cast<unsigned long long>(stats.fused_blocks));
+    }
     if (!stats.streaming || stats.experts.requests == 0) {
       ++failures;
       std::printf("DIFFERS  budget %s: nothing was streamed\n", budget.c_str());

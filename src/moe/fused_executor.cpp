@@ -1,10 +1,11 @@
-#include "moe/cpu_executor.h"
+#include "moe/fused_executor.h"
 
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstring>
 
+#include "base/clock.h"
 #include "moe/native_layout.h"
 
 namespace sluice {
@@ -52,16 +53,32 @@ void run_convert(ggml_tensor*, int ith, int nth, void* data) {
   }
 }
 
+// The time that a node takes, measured by its first thread; the others have equal shares. Counts nothing without a total.
+class NodeTimer {
+ public:
+  NodeTimer(int ith, int64_t* total_ns) : total_ns_(ith == 0 ? total_ns : nullptr), begin_ns_(total_ns_ != nullptr ? now_ns() : 0) {}
+  ~NodeTimer() {
+    if (total_ns_ != nullptr) *total_ns_ += now_ns() - begin_ns_;
+  }
+  NodeTimer(const NodeTimer&) = delete;
+
+ private:
+  int64_t* total_ns_;
+  int64_t begin_ns_;
+};
+
 // Whole rows, each from a place of its own to a place of its own.
 struct CopyRowsTask {
   const std::byte** from = nullptr;
   std::byte** to = nullptr;
   int64_t n_row = 0;
   uint64_t bytes = 0;
+  int64_t* total_ns = nullptr;
 };
 
 void run_copy_rows(ggml_tensor*, int ith, int nth, void* data) {
   const auto& task = *static_cast<const CopyRowsTask*>(data);
+  const NodeTimer timer(ith, task.total_ns);
   const int64_t begin = task.n_row * ith / nth;
   const int64_t end = task.n_row * (ith + 1) / nth;
   for (int64_t row = begin; row < end; ++row) std::memcpy(task.to[row], task.from[row], task.bytes);
@@ -81,6 +98,7 @@ struct SumTask {
   int64_t n = 0;
   std::byte* out = nullptr;         // [n_token] rows
   uint64_t out_stride = 0;
+  int64_t* total_ns = nullptr;
 };
 
 constexpr int64_t kSumColumns = 256;  // of one row at a time: results stay in the first cache
@@ -111,6 +129,7 @@ void sum_columns(const SumTask& task, int64_t token, int64_t begin, int64_t end)
 
 void run_sum(ggml_tensor*, int ith, int nth, void* data) {
   const auto& task = *static_cast<const SumTask*>(data);
+  const NodeTimer timer(ith, task.total_ns);
   const int64_t n_piece = (task.n + kSumColumns - 1) / kSumColumns;
   const int64_t n_total = task.n_token * n_piece;
   for (int64_t piece = n_total * ith / nth; piece < n_total * (ith + 1) / nth; ++piece) {
@@ -162,53 +181,49 @@ void run_products(ggml_tensor*, int ith, int, void* data) {
   }
 }
 
+ggml_context* context_over(std::vector<uint8_t>& memory) {
+  return ggml_init({.mem_size = memory.size(), .mem_buffer = memory.data(), .no_alloc = true});
+}
+
 }  // namespace
 
-// Builds one small graph over caller-owned memory.
-struct CpuExecutor::Group {
-  Group(std::vector<uint8_t>& memory, Arena& scratch) : arena(scratch) {
-    ctx = ggml_init({.mem_size = memory.size(), .mem_buffer = memory.data(), .no_alloc = true});
-    graph = ggml_new_graph_custom(ctx, kGraphNodesMax, false);
+// Builds one small graph over caller-owned memory; every tensor has its place at once.
+struct FusedExecutor::Group : TwinGraph {
+  Group(std::vector<uint8_t>& memory, Arena& scratch) : TwinGraph(context_over(memory)), arena(scratch) {
+    graph = ggml_new_graph_custom(ctx(), kGraphNodesMax, false);
   }
-  ~Group() { ggml_free(ctx); }
-  Group(const Group&) = delete;
+  ~Group() override { ggml_free(ctx()); }
 
   ggml_tensor* tensor(ggml_type type, int64_t ne0, int64_t ne1, int64_t ne2, void* data) {
-    ggml_tensor* result = ggml_new_tensor_3d(ctx, type, ne0, ne1, ne2);
+    ggml_tensor* result = ggml_new_tensor_3d(ctx(), type, ne0, ne1, ne2);
     result->data = data;
     return result;
   }
-  ggml_tensor* new_tensor(ggml_type type, int64_t ne0, int64_t ne1, int64_t ne2) {
-    ggml_tensor* result = ggml_new_tensor_3d(ctx, type, ne0, ne1, ne2);
+  ggml_tensor* new_result(ggml_type type, int64_t ne0, int64_t ne1, int64_t ne2) override {
+    ggml_tensor* result = ggml_new_tensor_3d(ctx(), type, ne0, ne1, ne2);
     result->data = arena.take(ggml_nbytes(result));
     return result;
   }
-  void add(ggml_tensor* node) {
+  ggml_tensor* new_operand(ggml_type type, int64_t ne0, int64_t ne1, int64_t ne2, const void* contents) override {
+    return tensor(type, ne0, ne1, ne2, const_cast<void*>(contents));
+  }
+  ggml_tensor* side_weight(ggml_tensor* weight) override { return weight; }
+  void add(ggml_tensor* node) override {
     node->flags |= GGML_TENSOR_FLAG_COMPUTE;
     ggml_graph_add_node(graph, node);
   }
   void add_custom(ggml_custom_op_t function, void* task) {
-    ggml_tensor* node = ggml_custom_4d(ctx, GGML_TYPE_F32, 1, 1, 1, 1, nullptr, 0, function, GGML_N_TASKS_MAX, task);
+    ggml_tensor* node = ggml_custom_4d(ctx(), GGML_TYPE_F32, 1, 1, 1, 1, nullptr, 0, function, GGML_N_TASKS_MAX, task);
     node->data = arena.take(sizeof(float));
     add(node);
   }
 
-  ggml_context* ctx = nullptr;
   ggml_cgraph* graph = nullptr;
   Arena& arena;
-  // Compact twins of the block's nodes.
-  std::vector<std::pair<const ggml_tensor*, ggml_tensor*>> twins;
-
-  ggml_tensor* twin(const ggml_tensor* original) const {
-    for (const auto& [from, to] : twins) {
-      if (from == original) return to;
-    }
-    return nullptr;
-  }
 };
 
-Result<std::unique_ptr<CpuExecutor>> CpuExecutor::create() {
-  std::unique_ptr<CpuExecutor> executor(new CpuExecutor);
+Result<std::unique_ptr<FusedExecutor>> FusedExecutor::create() {
+  std::unique_ptr<FusedExecutor> executor(new FusedExecutor);
   executor->backend_ = ggml_backend_cpu_init();
   if (executor->backend_ == nullptr) return make_error(ErrorCode::kUnsupported, "ggml's CPU backend does not start");
   // Room for the graph, its nodes and three operands of each.
@@ -216,9 +231,9 @@ Result<std::unique_ptr<CpuExecutor>> CpuExecutor::create() {
   return executor;
 }
 
-CpuExecutor::~CpuExecutor() { ggml_backend_free(backend_); }
+FusedExecutor::~FusedExecutor() { ggml_backend_free(backend_); }
 
-Status CpuExecutor::run_graph(ggml_cgraph* graph) {
+Status FusedExecutor::run_graph(ggml_cgraph* graph) {
   switch (ggml_backend_graph_compute(backend_, graph)) {
     case GGML_STATUS_SUCCESS: return {};
     case GGML_STATUS_ABORTED: return make_error(ErrorCode::kCancelled, "computation stopped on request");
@@ -227,7 +242,7 @@ Status CpuExecutor::run_graph(ggml_cgraph* graph) {
   }
 }
 
-Status CpuExecutor::compute_nodes(std::span<ggml_tensor* const> nodes) {
+Status FusedExecutor::compute_nodes(std::span<ggml_tensor* const> nodes) {
   while (!nodes.empty()) {
     const size_t n = std::min(nodes.size(), kGraphNodesMax);
     group_arena_.reset();
@@ -245,7 +260,7 @@ Status CpuExecutor::compute_nodes(std::span<ggml_tensor* const> nodes) {
   return {};
 }
 
-const CpuExecutor::Converted& CpuExecutor::converted_input(ggml_type type) const {
+const FusedExecutor::Converted& FusedExecutor::converted_input(ggml_type type) const {
   for (const Converted& input : inputs_) {
     if (input.type == type) return input;
   }
@@ -253,13 +268,32 @@ const CpuExecutor::Converted& CpuExecutor::converted_input(ggml_type type) const
   return inputs_.front();
 }
 
-Status CpuExecutor::begin_block(const MoeBlock& block, const Routing& routing) {
+std::string FusedExecutor::refusal(const MoeBlock& block) {
+  const auto type_refusal = [](const ggml_tensor* weight) -> std::string {
+    const ggml_type_traits_cpu* traits = ggml_get_type_traits_cpu(weight->type);
+    if (traits->vec_dot == nullptr) return fmt::format("type {} has no public dot product", ggml_type_name(weight->type));
+    if (ggml_get_type_traits_cpu(traits->vec_dot_type)->from_float != nullptr) return {};
+    return fmt::format("nothing converts to {}, which the dot product of type {} wants", ggml_type_name(traits->vec_dot_type),
+                       ggml_type_name(weight->type));
+  };
+  for (const ggml_tensor* node : block.first) {
+    if (std::string reason = type_refusal(node->src[0]); !reason.empty()) return reason;
+  }
+  for (const ggml_tensor* node : block.middle) {
+    if (node->op != GGML_OP_VIEW && !is_elementwise(node)) {
+      return fmt::format("operation {} between the matrices is not of its list", ggml_op_name(node->op));
+    }
+  }
+  return type_refusal(block.down->src[0]);
+}
+
+Status FusedExecutor::begin_block(const MoeBlock& block, const Routing& routing) {
+  ++(block.first.empty() ? counters_.lone_blocks : counters_.fused_blocks);
   block_ = &block;
   routing_ = &routing;
   block_arena_.reset();
   group_arena_.reset();
   inputs_.clear();
-  operands_.clear();
 
   n_expert_left_ = routing.experts().size();
   converted_ = false;
@@ -276,41 +310,7 @@ Status CpuExecutor::begin_block(const MoeBlock& block, const Routing& routing) {
     add_conversions(group);
     if (Status status = run_graph(group.graph); !status) return status;
   }
-  // Each operand is copied as soon as it is there: the memory of one may be the result's of an outside node that stands
-  // after its last use, and all of those run before the first use here.
-  const auto copy_operand = [&](const ggml_tensor* source) {
-    Operand operand{.tensor = source, .data = block_arena_.take_array<float>(static_cast<uint64_t>(ggml_nelements(source)))};
-    float* to = operand.data;
-    for (int64_t i2 = 0; i2 < source->ne[2]; ++i2) {
-      for (int64_t i1 = 0; i1 < source->ne[1]; ++i1) {
-        const char* from = static_cast<const char*>(source->data) + i2 * static_cast<int64_t>(source->nb[2]) +
-                           i1 * static_cast<int64_t>(source->nb[1]);
-        std::memcpy(to, from, static_cast<size_t>(source->ne[0]) * sizeof(float));
-        to += source->ne[0];
-      }
-    }
-    operands_.push_back(operand);
-  };
-  const auto is_one_of = [](const std::vector<ggml_tensor*>& nodes, const ggml_tensor* tensor) {
-    return std::find(nodes.begin(), nodes.end(), tensor) != nodes.end();
-  };
-  const auto is_operand = [&](const ggml_tensor* node, const ggml_tensor* source) {
-    // The bias of ADD_ID is a weight and stays where it is.
-    return source != nullptr && node->op != GGML_OP_ADD_ID && !is_one_of(block.first, source) && !is_one_of(block.middle, source);
-  };
-  for (const ggml_tensor* node : block.middle) {
-    for (const ggml_tensor* source : node->src) {
-      if (is_operand(node, source) && !is_one_of(block.outside, source)) copy_operand(source);
-    }
-  }
-  for (ggml_tensor* outside : block.outside) {
-    if (Status status = compute_nodes(std::span(&outside, 1)); !status) return status;
-    for (const ggml_tensor* node : block.middle) {
-      for (const ggml_tensor* source : node->src) {
-        if (source == outside && is_operand(node, source)) copy_operand(source);
-      }
-    }
-  }
+  if (Status status = operands_.copy(block, block_arena_, *this); !status) return status;
   weights_ = nullptr;
   if (block.weights != nullptr) {
     weights_ = block_arena_.take_array<float>(routing.n_row());
@@ -322,7 +322,7 @@ Status CpuExecutor::begin_block(const MoeBlock& block, const Routing& routing) {
   return {};
 }
 
-Status CpuExecutor::compute(std::span<const ReadyExpert> experts) {
+Status FusedExecutor::compute(std::span<const ReadyExpert> experts) {
   while (!experts.empty()) {
     size_t n = 0;
     uint32_t n_row = 0;
@@ -336,56 +336,7 @@ Status CpuExecutor::compute(std::span<const ReadyExpert> experts) {
   return {};
 }
 
-// The operand of a middle operation's twin for these rows.
-ggml_tensor* CpuExecutor::middle_operand(Group& group, const ggml_tensor* node, int source, std::span<const uint32_t> rows) {
-  ggml_tensor* original = node->src[source];
-  if (ggml_tensor* twin = group.twin(original)) return twin;
-  if (node->op == GGML_OP_ADD_ID && source == 1) return original;
-  if (node->op == GGML_OP_ADD_ID) {
-    ggml_tensor* ids = group.new_tensor(GGML_TYPE_I32, 1, static_cast<int64_t>(rows.size()), 1);
-    for (size_t i = 0; i < rows.size(); ++i) static_cast<int32_t*>(ids->data)[i] = routing_->id(rows[i]);
-    return ids;
-  }
-  const auto operand = std::find_if(operands_.begin(), operands_.end(), [&](const Operand& o) { return o.tensor == original; });
-  SLUICE_ASSERT(operand != operands_.end(), "operand {} was not copied", original->name);
-  if (original->ne[1] == 1 && original->ne[2] == 1) return group.tensor(GGML_TYPE_F32, original->ne[0], 1, 1, operand->data);
-  ggml_tensor* gathered = group.new_tensor(GGML_TYPE_F32, original->ne[0], 1, static_cast<int64_t>(rows.size()));
-  for (size_t i = 0; i < rows.size(); ++i) {
-    const int64_t token = rows[i] / routing_->top_k();
-    const int64_t choice = rows[i] % routing_->top_k();
-    const int64_t row = (token % original->ne[2]) * original->ne[1] + choice % original->ne[1];
-    std::memcpy(static_cast<float*>(gathered->data) + static_cast<int64_t>(i) * original->ne[0],
-                operand->data + row * original->ne[0], static_cast<size_t>(original->ne[0]) * sizeof(float));
-  }
-  return gathered;
-}
-
-// Adds the twins of the middle operations; the twins of the first matrices are there. Returns the input of down.
-const ggml_tensor* CpuExecutor::build_middle(Group& group, std::span<const uint32_t> rows) {
-  const int64_t n_row = static_cast<int64_t>(rows.size());
-  for (const ggml_tensor* node : block_->middle) {
-    ggml_tensor* twin = nullptr;
-    if (node->op == GGML_OP_VIEW) {
-      ggml_tensor* source = group.twin(node->src[0]);
-      twin = ggml_view_3d(group.ctx, source, node->ne[0], 1, n_row, source->nb[1], source->nb[2],
-                          node->view_offs - node->src[0]->view_offs);
-      // Several views deep, ggml_view_3d points at the outermost tensor already.
-      twin->data = static_cast<char*>(twin->view_src->data) + twin->view_offs;
-    } else {
-      twin = group.new_tensor(GGML_TYPE_F32, node->ne[0], 1, n_row);
-      twin->op = node->op;
-      std::memcpy(twin->op_params, node->op_params, sizeof(twin->op_params));
-      for (int source = 0; source < GGML_MAX_SRC; ++source) {
-        if (node->src[source] != nullptr) twin->src[source] = middle_operand(group, node, source, rows);
-      }
-      group.add(twin);
-    }
-    group.twins.emplace_back(node, twin);
-  }
-  return group.twin(block_->down->src[1]);
-}
-
-void CpuExecutor::add_conversions(Group& group) {
+void FusedExecutor::add_conversions(Group& group) {
   const ggml_tensor* x = block_->x;
   for (const Converted& input : inputs_) {
     auto* task = new (group.arena.take(sizeof(ConvertTask))) ConvertTask{.from = static_cast<const std::byte*>(x->data),
@@ -403,7 +354,7 @@ void CpuExecutor::add_conversions(Group& group) {
 }
 
 // The sum of each token's rows of down, with the operations of ggml's ADD_ID, MUL and ADD in their order.
-void CpuExecutor::add_sum(Group& group) {
+void FusedExecutor::add_sum(Group& group) {
   const ggml_tensor* down = block_->down;
   auto* task = new (group.arena.take(sizeof(SumTask))) SumTask{.rows = static_cast<const std::byte*>(down->data),
                                                                .choice_stride = down->nb[1],
@@ -414,7 +365,8 @@ void CpuExecutor::add_sum(Group& group) {
                                                                .n_token = block_->n_token(),
                                                                .n = down->ne[0],
                                                                .out = static_cast<std::byte*>(block_->sum->data),
-                                                               .out_stride = block_->sum->nb[1]};
+                                                               .out_stride = block_->sum->nb[1],
+                                                               .total_ns = &counters_.scatter_ns};
   if (block_->down_bias != nullptr) {
     task->bias = static_cast<const std::byte*>(block_->down_bias->data);
     task->bias_stride = block_->down_bias->nb[1];
@@ -422,7 +374,7 @@ void CpuExecutor::add_sum(Group& group) {
   group.add_custom(run_sum, task);
 }
 
-Status CpuExecutor::compute_group(std::span<const ReadyExpert> experts) {
+Status FusedExecutor::compute_group(std::span<const ReadyExpert> experts) {
   group_arena_.reset();
   Group group(graph_memory_, group_arena_);
   if (!converted_) add_conversions(group);
@@ -500,7 +452,7 @@ Status CpuExecutor::compute_group(std::span<const ReadyExpert> experts) {
       ggml_tensor* input = group.tensor(in_type, weight->ne[0], 1, n, const_cast<std::byte*>(in + offset * in_stride));
       input->nb[1] = input->nb[2] = in_stride;
       input->nb[3] = in_stride * static_cast<size_t>(n);
-      ggml_tensor* product = ggml_mul_mat_id(group.ctx, matrix, input, group.tensor(GGML_TYPE_I32, 1, n, 1, zeros));
+      ggml_tensor* product = ggml_mul_mat_id(group.ctx(), matrix, input, group.tensor(GGML_TYPE_I32, 1, n, 1, zeros));
       product->data = out + static_cast<int64_t>(offset) * weight->ne[1];
       std::memcpy(product->op_params, node->op_params, sizeof(product->op_params));
       group.add(product);
@@ -546,8 +498,8 @@ Status CpuExecutor::compute_group(std::span<const ReadyExpert> experts) {
       const ggml_tensor* weight = node->src[0];
       const ExpertWeight& description = description_of(weight);
       const Converted& input = converted_input(input_type(weight, description));
-      ggml_tensor* twin = group.new_tensor(GGML_TYPE_F32, node->ne[0], 1, n_row);
-      group.twins.emplace_back(node, twin);
+      ggml_tensor* twin = group.new_result(GGML_TYPE_F32, node->ne[0], 1, n_row);
+      group.set_twin(node, twin);
       const auto out = [&](size_t i) { return static_cast<float*>(twin->data) + static_cast<int64_t>(i) * twin->ne[0]; };
       const size_t base = base_of(description);
       if (base > 0) add_products(first_task, weight, description.role, [&](size_t i) { return input_row(input, rows_[i]); }, out);
@@ -558,7 +510,7 @@ Status CpuExecutor::compute_group(std::span<const ReadyExpert> experts) {
       add_delegates(node, description, input.type, side_by_side, input.row_bytes, out(base));
     }
     if (first_task.n_product > 0) group.add_custom(run_products, &first_task);
-    const ggml_tensor* middle = build_middle(group, rows_);
+    const ggml_tensor* middle = build_middle(*block_, *routing_, operands_, rows_, arena, group);
     if (down_description.native != nullptr) {
       down_in = static_cast<const std::byte*>(middle->data);
       down_in_stride = middle->nb[2];
@@ -588,7 +540,8 @@ Status CpuExecutor::compute_group(std::span<const ReadyExpert> experts) {
     scatter = {.from = arena.take_array<const std::byte*>(n),
                .to = arena.take_array<std::byte*>(n),
                .n_row = static_cast<int64_t>(n),
-               .bytes = static_cast<uint64_t>(down_weight->ne[1]) * sizeof(float)};
+               .bytes = static_cast<uint64_t>(down_weight->ne[1]) * sizeof(float),
+               .total_ns = &counters_.scatter_ns};
     for (size_t i = 0; i < n; ++i) {
       scatter.from[i] = reinterpret_cast<const std::byte*>(products) + i * scatter.bytes;
       scatter.to[i] = down_row(rows_[down_base + i]);
