@@ -111,6 +111,14 @@ Result<EngineOptions> engine_options_from_environment() {
   return options;
 }
 
+Status check_engine_options(const EngineOptions& options) {
+  if (options.io.path == IoPath::kSynthetic && (options.verify_slots || options.verify_reads)) {
+    return make_error(ErrorCode::kBadArgument, "io synthetic reads nothing: {} has nothing to verify",
+                      options.verify_slots ? "verify_slots" : "verify_reads");
+  }
+  return {};
+}
+
 void engine_set_options(const EngineOptions& options) { Registry::instance().set_options(options); }
 
 void engine_set_catalog(const Catalog& catalog) {

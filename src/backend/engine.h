@@ -55,6 +55,9 @@ Result<bool> parse_switch(std::string_view what, const std::string& value);
 // From the environment (SLUICE_BUDGET, SLUICE_IO, ...); an unusable value is an error that names the variable.
 Result<EngineOptions> engine_options_from_environment();
 
+// What no single setting can see: verifying what is never read, for one.
+Status check_engine_options(const EngineOptions& options);
+
 // Options for the models loaded from now on.
 void engine_set_options(const EngineOptions& options);
 

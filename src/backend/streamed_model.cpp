@@ -249,6 +249,7 @@ Result<uint64_t> StreamedModel::fitted_budget(uint64_t budget, const SlotPlan& p
 
 Status StreamedModel::finish_locked() {
   if (!finder_.refusal().ok()) return finder_.refusal();
+  if (Status status = check_engine_options(options_); !status) return status;
   std::vector<LayerSource> sources;
   std::shared_ptr<const File> file;
   for (const auto& [key, tensor] : tensors_) {
@@ -314,6 +315,7 @@ Status StreamedModel::finish_locked() {
                                 .poison_released_slots = options_.poison_released_slots});
   if (!loader) return loader.error();
   loader_ = std::move(loader).value();
+  if (options_.io.path == IoPath::kSynthetic) log_warning("io synthetic: no expert is read, so answers are meaningless; only times count");
   EngineStats stats;
   loader_->add_stats(stats);
   log_line(LogLevel::kInfo, fmt::format("streaming {} of experts through {} slots ({}), {}{}", format_bytes(plan.expert_bytes),

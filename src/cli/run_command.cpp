@@ -243,13 +243,15 @@ int run(const RunOptions& options) {
   if (Status checked = check_run_options(options, !prompt->has_value()); !checked) {
     return fail(checked.error(), kExitUsage);
   }
+  const EngineOptions engine = engine_options_with_flags(*environment, options);
+  if (Status checked = check_engine_options(engine); !checked) return fail(checked.error(), kExitUsage);
   Result<Outputs> outputs = Outputs::open(options);
   if (!outputs) return fail(outputs.error(), kExitFailure);
   install_stop_signals();
 
   const Result<std::unique_ptr<ModelSession>> session = ModelSession::open({
       .model_path = options.model_path,
-      .engine = engine_options_with_flags(*environment, options),
+      .engine = engine,
       .context_tokens = options.context_tokens,
       .batch_tokens = options.batch_tokens,
       .ubatch_tokens = options.ubatch_tokens,

@@ -94,7 +94,9 @@ void add_run_options(CLI::App& command, RunOptions& options) {
   add_parsed(command, "--budget", options.budget, parse_budget, "auto|SIZE|PERCENT%",
              "memory for experts: what is free (auto), a size such as 8GiB, or a share of the experts")
       ->group(memory);
-  add_parsed(command, "--io", options.io, parse_io_path, "auto|io_uring|pread", "how experts are read")->group(memory);
+  add_parsed(command, "--io", options.io, parse_io_path, "auto|io_uring|pread|synthetic",
+             "how experts are read; synthetic: not at all, to time the computation")
+      ->group(memory);
   add_parsed(command, "--direct", options.direct, parse_direct_mode, "auto|on|off", "read past the page cache")
       ->group(memory);
   command

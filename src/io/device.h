@@ -84,11 +84,11 @@ class Device {
   virtual DeviceStats stats() const = 0;
   // By drive, where the reads go to copies on several.
   virtual std::vector<DriveStats> drive_stats() const { return {}; }
-  virtual std::string name() const = 0;  // "io_uring", "pread", "memory", "fault(io_uring)"
+  virtual std::string name() const = 0;  // "io_uring", "pread", "synthetic", "memory", "fault(io_uring)"
 };
 
-enum class IoPath { kAuto, kUring, kPread };
-Result<IoPath> parse_io_path(const std::string& text);  // "auto", "io_uring", "pread"
+enum class IoPath { kAuto, kUring, kPread, kSynthetic };
+Result<IoPath> parse_io_path(const std::string& text);  // "auto", "io_uring", "pread", "synthetic"
 
 struct DeviceOptions {
   static constexpr unsigned kDepthMax = 4096;

@@ -1,6 +1,7 @@
 #include "base/log.h"
 #include "io/device.h"
 #include "io/pread_device.h"
+#include "io/synthetic_device.h"
 #include "io/uring_device.h"
 
 namespace sluice {
@@ -21,7 +22,8 @@ Result<IoPath> parse_io_path(const std::string& text) {
   if (text == "auto") return IoPath::kAuto;
   if (text == "io_uring") return IoPath::kUring;
   if (text == "pread") return IoPath::kPread;
-  return make_error(ErrorCode::kBadArgument, "I/O path: wanted auto, io_uring or pread, given '{}'", text);
+  if (text == "synthetic") return IoPath::kSynthetic;
+  return make_error(ErrorCode::kBadArgument, "I/O path: wanted auto, io_uring, pread or synthetic, given '{}'", text);
 }
 
 Result<std::unique_ptr<Device>> open_device(const DeviceOptions& options) {
@@ -29,6 +31,7 @@ Result<std::unique_ptr<Device>> open_device(const DeviceOptions& options) {
     return make_error(ErrorCode::kBadArgument, "I/O depth: wanted 1 to {} reads in flight, given {}",
                       DeviceOptions::kDepthMax, options.depth);
   }
+  if (options.path == IoPath::kSynthetic) return std::unique_ptr<Device>(std::make_unique<SyntheticDevice>());
   if (options.path != IoPath::kPread) {
     Result<std::unique_ptr<Device>> device = open_uring(options);
     if (device.ok() || options.path == IoPath::kUring) return device;

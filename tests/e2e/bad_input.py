@@ -137,6 +137,8 @@ def check_flags(paths, checks):
         Case("SLUICE_BUDGET=abc", run(), USAGE, "SLUICE_BUDGET", "abc", SLUICE_BUDGET="abc"),
         Case("SLUICE_IO=nonsense", run(), USAGE, "SLUICE_IO", "nonsense", SLUICE_IO="nonsense"),
         Case("--io nonsense", run("--io", "nonsense"), USAGE, "nonsense", "io_uring"),
+        Case("--fused nonsense", run("--fused", "nonsense"), USAGE, "nonsense", "require"),
+        Case("--io synthetic, verified", run("--io", "synthetic", "--verify-slots"), USAGE, "synthetic", "verify_slots"),
         Case("--direct nonsense", run("--direct", "nonsense"), USAGE, "nonsense"),
         Case("--policy nonsense", run("--policy", "nonsense"), USAGE, "nonsense", "lru"),
         Case("--log-level nonsense", run("--log-level", "nonsense"), USAGE, "nonsense"),
@@ -214,7 +216,8 @@ def check_plugin(paths, checks):
 
     # An unusable setting: one line, and the host cannot make a context.
     for name, value, words in (("SLUICE_BUDGET", "abc", ["abc"]), ("SLUICE_BUDGET", "101%", ["101%"]),
-                               ("SLUICE_IO", "nonsense", ["nonsense", "io_uring"])):
+                               ("SLUICE_IO", "nonsense", ["nonsense", "io_uring"]),
+                               ("SLUICE_FUSED", "nonsense", ["nonsense", "require"])):
         what = f"plugin, {name}={value}"
         done = support.run(bench, support.plugin_environment(paths.plugin, **{name: value}))
         checks.that(done.signal == 0 and done.code != 0, f"{what}: {done.told()}")

@@ -101,6 +101,20 @@ TEST(RunOptions, BadValuesAreRefusedWithTheFlagAndTheText) {
   }
 }
 
+TEST(RunOptions, SyntheticReadsCannotBeVerified) {
+  const auto checked = [](const std::string& flags) {
+    return check_engine_options(engine_options_with_flags({}, parsed("-m m " + flags)));
+  };
+  EXPECT_TRUE(checked("--io synthetic"));
+  EXPECT_TRUE(checked("--verify-slots --verify-reads"));
+  for (const std::string verify : {"slots", "reads"}) {
+    const Status refused = checked("--io synthetic --verify-" + verify);
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code, ErrorCode::kBadArgument);
+    EXPECT_NE(refused.error().text.find("verify_" + verify), std::string::npos) << refused.error().text;
+  }
+}
+
 TEST(RunOptions, UnknownAndMissingFlagsAreRefused) {
   EXPECT_THROW(parsed("-m m --bogus"), CLI::ExtrasError);
   EXPECT_THROW(parsed("-p Hi"), CLI::RequiredError);
@@ -126,6 +140,7 @@ TEST(RunOptions, FlagsWinOverTheEnvironmentAndLeaveTheRest) {
   environment.direct = DirectMode::kOff;
   environment.policy = PolicyKind::kLfu;
   environment.fit = false;
+  environment.fused = FusedMode::kRequire;
 
   const EngineOptions untouched = engine_options_with_flags(environment, parsed("-m m"));
   EXPECT_EQ(untouched.budget.bytes, 123u);
@@ -133,16 +148,18 @@ TEST(RunOptions, FlagsWinOverTheEnvironmentAndLeaveTheRest) {
   EXPECT_EQ(untouched.direct, DirectMode::kOff);
   EXPECT_EQ(untouched.policy, PolicyKind::kLfu);
   EXPECT_FALSE(untouched.fit);
+  EXPECT_EQ(untouched.fused, FusedMode::kRequire);
   EXPECT_FALSE(untouched.verify_slots);
 
   const EngineOptions laid_over = engine_options_with_flags(
-      environment, parsed("-m m --budget auto --io pread --policy lru --fit on --verify-slots"));
+      environment, parsed("-m m --budget auto --io pread --policy lru --fit on --fused off --verify-slots"));
   EXPECT_EQ(laid_over.budget.kind, BudgetSpec::Kind::kAuto);
   EXPECT_EQ(laid_over.io.path, IoPath::kPread);
   EXPECT_EQ(laid_over.io.depth, 5u);
   EXPECT_EQ(laid_over.direct, DirectMode::kOff);
   EXPECT_EQ(laid_over.policy, PolicyKind::kLru);
   EXPECT_TRUE(laid_over.fit);
+  EXPECT_EQ(laid_over.fused, FusedMode::kOff);
   EXPECT_TRUE(laid_over.verify_slots);
 }
 

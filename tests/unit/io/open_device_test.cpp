@@ -40,6 +40,7 @@ TEST(OpenDevice, PathTexts) {
   EXPECT_EQ(parse_io_path("auto").value(), IoPath::kAuto);
   EXPECT_EQ(parse_io_path("io_uring").value(), IoPath::kUring);
   EXPECT_EQ(parse_io_path("pread").value(), IoPath::kPread);
+  EXPECT_EQ(parse_io_path("synthetic").value(), IoPath::kSynthetic);
   EXPECT_EQ(parse_io_path("mmap").error().code, ErrorCode::kBadArgument);
   EXPECT_NE(parse_io_path("mmap").error().text.find("mmap"), std::string::npos);
 }
