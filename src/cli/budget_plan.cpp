@@ -172,6 +172,26 @@ Result<BudgetPlan> plan_budget(const BudgetInputs& inputs) {
   return plan;
 }
 
+Result<UbatchChoice> choose_ubatch(BudgetInputs inputs, const ContextShape& shape, uint32_t batch_tokens) {
+  const auto plan_for = [&](uint32_t ubatch_tokens) {
+    inputs.context = estimate_context_bytes(shape, inputs.context_tokens, ubatch_tokens);
+    return plan_budget(inputs);
+  };
+  const Result<BudgetPlan> plan = plan_for(kUbatchTokens);
+  if (!plan) return plan.error();
+  UbatchChoice choice{.ubatch_tokens = kUbatchTokens, .plan = *plan};
+  if (plan->budget_bytes >= inputs.expert_bytes) return choice;
+  const uint32_t useful_tokens = std::min({kUbatchTokensMax, batch_tokens, inputs.context_tokens});
+  for (uint32_t ubatch_tokens = kUbatchTokensMax; ubatch_tokens > kUbatchTokens; ubatch_tokens /= 2) {
+    if (ubatch_tokens > useful_tokens) continue;
+    const Result<BudgetPlan> larger = plan_for(ubatch_tokens);
+    if (!larger || budget_exceeds_memory(*larger)) continue;
+    if (larger->budget_bytes < plan->budget_bytes - plan->budget_bytes / 8) continue;
+    return UbatchChoice{.ubatch_tokens = ubatch_tokens, .plan = *larger};
+  }
+  return choice;
+}
+
 std::vector<std::string> budget_table(const BudgetPlan& plan) {
   const BudgetInputs& inputs = plan.inputs;
   auto line = [](const char* sign, const char* what, uint64_t bytes) {

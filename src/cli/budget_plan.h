@@ -58,6 +58,12 @@ struct BudgetInputs {
   bool fit = true;  // false: a budget that was asked for is taken as it is
 };
 
+// Prompt tokens computed at once, where nobody says how many: kUbatchTokens when the pool holds all experts. Otherwise
+// each batch reads the experts it needs once per layer, so a larger one reads fewer bytes per token: the largest power of
+// two up to kUbatchTokensMax, batch and context that fits in memory and costs an automatic budget at most an eighth.
+inline constexpr uint32_t kUbatchTokens = 512;
+inline constexpr uint32_t kUbatchTokensMax = 2048;
+
 struct BudgetPlan {
   BudgetInputs inputs;
   uint64_t reserve_bytes =
@@ -73,6 +79,13 @@ Result<BudgetPlan> plan_budget(const BudgetInputs& inputs);
 inline bool budget_exceeds_memory(const BudgetPlan& plan) {
   return plan.budget_bytes > plan.left_bytes;
 }
+
+// `inputs` with the context that `shape` needs for the micro-batch that is chosen.
+struct UbatchChoice {
+  uint32_t ubatch_tokens = 0;
+  BudgetPlan plan;
+};
+Result<UbatchChoice> choose_ubatch(BudgetInputs inputs, const ContextShape& shape, uint32_t batch_tokens);
 
 // The sum, one line per term.
 std::vector<std::string> budget_table(const BudgetPlan& plan);

@@ -74,20 +74,33 @@ Status ModelSession::plan_memory(SessionOptions& options) {
   const Result<ContextShape> shape = read_context_shape(path);
   if (!shape) return shape.error();
   if (options.context_tokens == 0) options.context_tokens = default_context_tokens(*shape);
-  if (!catalog_.is_moe()) return {};
+  if (!catalog_.is_moe()) {
+    if (options.ubatch_tokens == 0) options.ubatch_tokens = kUbatchTokens;
+    return {};
+  }
 
   const Result<SystemMemory> memory = read_system_memory();
   if (!memory && options.engine.budget.kind == BudgetSpec::Kind::kAuto) return memory.error();
-  const Result<BudgetPlan> plan = plan_budget({
+  const BudgetInputs inputs = {
       .spec = options.engine.budget,
       .available_bytes = memory ? memory->available_bytes : kAvailableUnknown,
       .dense_bytes = catalog_.dense_bytes,
       .context_tokens = options.context_tokens,
-      .context = estimate_context_bytes(*shape, options.context_tokens, options.ubatch_tokens),
+      .context = estimate_context_bytes(*shape, options.context_tokens, options.ubatch_tokens),  // where it is given
       .expert_bytes = catalog_.expert_bytes,
       .budget_bytes_min = engine_budget_bytes_min(catalog_, options.engine.per_layer),
       .fit = options.engine.fit,
-  });
+  };
+  Result<BudgetPlan> plan = BudgetPlan{};
+  if (options.ubatch_tokens > 0) {
+    plan = plan_budget(inputs);
+  } else {
+    const Result<UbatchChoice> choice = choose_ubatch(inputs, *shape, options.batch_tokens);
+    if (!choice) return choice.error();
+    options.ubatch_tokens = choice->ubatch_tokens;
+    plan = choice->plan;
+    log_info("prompts are computed {} tokens at once", options.ubatch_tokens);
+  }
   if (!plan) return plan.error();
   for (const std::string& line : budget_table(*plan)) log_info("{}", line);
   if (memory) log_info("memory is bound by: {}", memory->bound_by);

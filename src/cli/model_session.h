@@ -26,7 +26,7 @@ struct SessionOptions {
   EngineOptions engine;
   uint32_t context_tokens = 0;  // 0: the model's training context, at most 4096
   uint32_t batch_tokens = 2048;
-  uint32_t ubatch_tokens = 512;
+  uint32_t ubatch_tokens = 0;   // 0: choose_ubatch of cli/budget_plan.h
   int threads = 0;        // 0: the usable CPUs
   int threads_batch = 0;  // 0: as threads
   bool repack = false;

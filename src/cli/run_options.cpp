@@ -1,6 +1,8 @@
 #include "cli/run_options.h"
 
+#include <charconv>
 #include <functional>
+#include <system_error>
 
 #include "cli/logging.h"
 
@@ -12,6 +14,15 @@ namespace {
 template <typename Number>
 CLI::Validator range(Number min, Number max) {
   return CLI::Range(min, max).description("");
+}
+
+Result<uint32_t> parse_ubatch(const std::string& text) {
+  constexpr uint32_t kTokensMax = 1u << 20;
+  if (text == "auto") return 0u;
+  uint32_t tokens = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), tokens);
+  if (error == std::errc() && end == text.data() + text.size() && tokens > 0 && tokens <= kTokensMax) return tokens;
+  return make_error(ErrorCode::kBadArgument, "wanted auto or 1 to {} tokens, given '{}'", kTokensMax, text);
 }
 
 // A flag whose text one of our parsers turns into a value: its Error becomes CLI11's.
@@ -50,9 +61,8 @@ void add_run_options(CLI::App& command, RunOptions& options) {
       ->check(range(1u, 1u << 20))
       ->type_name("N")
       ->group(model);
-  command.add_option("--ubatch", options.ubatch_tokens, "prompt tokens computed at once (default 512)")
-      ->check(range(1u, 1u << 20))
-      ->type_name("N")
+  add_parsed(command, "--ubatch", options.ubatch_tokens, parse_ubatch, "auto|N",
+             "prompt tokens computed at once (auto: 512, or up to 2048 where memory does not hold all experts)")
       ->group(model);
   command
       .add_flag("--repack", options.repack, "let ggml rearrange dense weights for speed (always with a native pack); results differ in rounding")

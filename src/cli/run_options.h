@@ -27,7 +27,7 @@ struct RunOptions {
   int32_t tokens_max = 256;     // of one answer; negative: until the model ends or the context is full
   uint32_t context_tokens = 0;  // 0: the model's training context, at most 4096
   uint32_t batch_tokens = 2048;
-  uint32_t ubatch_tokens = 512;
+  uint32_t ubatch_tokens = 0;  // 0: auto
   int threads = 0;        // 0: the CPUs this process may use
   int threads_batch = 0;  // 0: as threads
   bool repack = false;

@@ -253,5 +253,66 @@ TEST(ContextShape, RefusesWhatIsNoModel) {
   std::filesystem::remove(path);
 }
 
+// ------------------------------------------------------------------------------------------------------- micro-batch
+
+ContextShape shape_of_an_80b_model() {
+  return {.n_ctx_train = 262144, .n_layer = 48, .n_embd = 2048, .n_head = 16, .kv_values_per_token = 48 * 1024, .n_ff = 5120,
+          .n_ff_expert = 512, .n_expert = 512, .n_expert_used = 10, .n_vocab = 151936};
+}
+
+BudgetInputs inputs_for(uint64_t available_bytes) {
+  BudgetInputs inputs = inputs_of_a_16_gib_machine();
+  inputs.available_bytes = available_bytes;
+  inputs.context_tokens = 4096;
+  return inputs;
+}
+
+TEST(Ubatch, IsLargeWhereThePoolDoesNotHoldAllExpertsAndItsMemoryIsInTheSum) {
+  const auto choice = choose_ubatch(inputs_for(16 * kGiB), shape_of_an_80b_model(), 2048);
+  ASSERT_TRUE(choice);
+  EXPECT_EQ(choice->ubatch_tokens, 2048u);
+  EXPECT_EQ(choice->plan.inputs.context.compute, estimate_context_bytes(shape_of_an_80b_model(), 4096, 2048).compute);
+  EXPECT_LT(choice->plan.budget_bytes, 40 * kGiB);
+  BudgetInputs all = inputs_for(64 * kGiB);
+  const auto resident = choose_ubatch(all, shape_of_an_80b_model(), 2048);
+  ASSERT_TRUE(resident);
+  EXPECT_EQ(resident->plan.budget_bytes, 40 * kGiB);
+  EXPECT_EQ(resident->ubatch_tokens, 512u) << "nothing is read, so nothing is saved";
+}
+
+TEST(Ubatch, IsNotLargerThanBatchOrContext) {
+  const ContextShape shape = shape_of_an_80b_model();
+  EXPECT_EQ(choose_ubatch(inputs_for(16 * kGiB), shape, 1024)->ubatch_tokens, 1024u);
+  EXPECT_EQ(choose_ubatch(inputs_for(16 * kGiB), shape, 300)->ubatch_tokens, 512u) << "llama.cpp takes the batch then";
+  BudgetInputs short_context = inputs_for(16 * kGiB);
+  short_context.context_tokens = 1500;
+  EXPECT_EQ(choose_ubatch(short_context, shape, 2048)->ubatch_tokens, 1024u);
+}
+
+TEST(Ubatch, StaysSmallWhereItWouldCostExpertsTheirMemory) {
+  const ContextShape shape = shape_of_an_80b_model();
+  bool was_small = false;
+  for (uint64_t available = 5 * kGiB; available <= 12 * kGiB; available += 128 * kMiB) {
+    const auto choice = choose_ubatch(inputs_for(available), shape, 2048);
+    BudgetInputs small = inputs_for(available);
+    small.context = estimate_context_bytes(shape, small.context_tokens, 512);
+    const auto plan = plan_budget(small);
+    ASSERT_EQ(choice.ok(), plan.ok()) << format_bytes(available) << ": what works with a small batch works";
+    if (!choice) continue;
+    EXPECT_GE(choice->plan.budget_bytes, plan->budget_bytes - plan->budget_bytes / 8);
+    was_small = was_small || choice->ubatch_tokens < 2048;
+  }
+  EXPECT_TRUE(was_small);
+  // A budget that was asked for stays; the batch gives way where both do not fit.
+  BudgetInputs given = inputs_for(8 * kGiB);
+  given.spec = {.kind = BudgetSpec::Kind::kBytes, .bytes = 4 * kGiB};
+  EXPECT_EQ(choose_ubatch(given, shape, 2048)->ubatch_tokens, 2048u);
+  given.spec.bytes = 4 * kGiB + 896 * kMiB;
+  const auto tight = choose_ubatch(given, shape, 2048);
+  ASSERT_TRUE(tight);
+  EXPECT_EQ(tight->plan.budget_bytes, given.spec.bytes);
+  EXPECT_LT(tight->ubatch_tokens, 2048u);
+}
+
 }  // namespace
 }  // namespace sluice

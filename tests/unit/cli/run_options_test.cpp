@@ -23,7 +23,7 @@ TEST(RunOptions, DefaultsAreTheDocumentedOnes) {
   EXPECT_EQ(options.tokens_max, 256);
   EXPECT_EQ(options.context_tokens, 0u);
   EXPECT_EQ(options.batch_tokens, 2048u);
-  EXPECT_EQ(options.ubatch_tokens, 512u);
+  EXPECT_EQ(options.ubatch_tokens, 0u) << "automatic";
   EXPECT_FALSE(options.repack);
   EXPECT_FALSE(options.prompt);
   EXPECT_FALSE(options.budget);
@@ -98,6 +98,15 @@ TEST(RunOptions, BadValuesAreRefusedWithTheFlagAndTheText) {
     EXPECT_NE(text.find("budget"), std::string::npos) << text;
     EXPECT_NE(text.find("12parsecs"), std::string::npos) << text;
     EXPECT_EQ(text.find('\n'), std::string::npos) << text;
+  }
+}
+
+TEST(RunOptions, MicroBatchIsANumberOrAutomatic) {
+  EXPECT_EQ(parsed("-m m").ubatch_tokens, 0u);
+  EXPECT_EQ(parsed("-m m --ubatch auto").ubatch_tokens, 0u);
+  EXPECT_EQ(parsed("-m m --ubatch 300").ubatch_tokens, 300u);
+  for (const std::string wrong : {"0", "-1", "x", "12x", "9999999999"}) {
+    EXPECT_THROW(parsed("-m m --ubatch " + wrong), CLI::ParseError) << wrong;
   }
 }
 
