@@ -45,7 +45,8 @@ TEST_P(SupportsOp, TheBlockAndItsSum) {
 }
 
 TEST_P(SupportsOp, NothingBehindTheNormThatFollows) {
-  ggml_tensor* norm = ggml_rms_norm(ctx_.get(), ggml_add(ctx_.get(), sum_, ggml_reshape_2d(ctx_.get(), x_, kEmbd, GetParam())), 1e-6f);
+  ggml_tensor* norm =
+      ggml_rms_norm(ctx_.get(), ggml_add(ctx_.get(), sum_, ggml_reshape_2d(ctx_.get(), x_, kEmbd, GetParam())), 1e-6f);
   EXPECT_FALSE(takes(norm));
   EXPECT_FALSE(takes(ggml_mul(ctx_.get(), norm, ggml_new_tensor_1d(ctx_.get(), GGML_TYPE_F32, kEmbd))));
   EXPECT_FALSE(takes(ggml_silu(ctx_.get(), x_)));

@@ -18,8 +18,12 @@ TEST(SyntheticDevice, CompletesEveryReadAtOnceAndTouchesEachPageOnly) {
   const AlignedBytes memory = aligned_bytes(16 * kPage);
   std::fill_n(memory.get(), 16 * kPage, std::byte{0x5a});
   for (uint64_t tag = 0; tag < 4; ++tag) {
-    device.submit({.file = file.get(), .offset = tag * 3 * kPage, .bytes = 3 * kPage, .bytes_needed = 3 * kPage - 10,
-                   .destination = memory.get() + tag * 3 * kPage, .tag = tag});
+    device.submit({.file = file.get(),
+                   .offset = tag * 3 * kPage,
+                   .bytes = 3 * kPage,
+                   .bytes_needed = 3 * kPage - 10,
+                   .destination = memory.get() + tag * 3 * kPage,
+                   .tag = tag});
   }
   EXPECT_EQ(device.pending(), 4u);
   std::vector<ReadCompletion> completions;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <map>
 
+#include "moe/fused_executor.h"
 #include "moe_fixture.h"
 
 namespace sluice {
@@ -76,7 +77,7 @@ std::vector<float> streamed(const BlockShape& shape, unsigned seed, int n_thread
           layout().apply(tensor, slab, (native_slabs[slab] = std::vector<std::byte>(tensor.slab_bytes)).data()).ok());
     }
   }
-  auto executor = std::move(CpuExecutor::create()).value();
+  auto executor = std::move(FusedExecutor::create()).value();
   executor->set_threads(n_threads);
   std::mt19937 random(seed);
   std::vector<ggml_tensor*> nodes(ggml_graph_nodes(graph.graph),
