@@ -1,6 +1,7 @@
 #include "backend/engine.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cstdlib>
 #include <cstring>
 #include <sstream>
@@ -10,6 +11,7 @@
 
 #include "backend/registry.h"
 #include "backend/stats_json.h"
+#include "ggml-backend.h"
 #include "ggml-cpu.h"
 #include "ggml-sluice.h"
 #include "loader/slot_plan.h"
@@ -57,6 +59,7 @@ constexpr Setting kSettings[] = {
        return Status();
      }},
     {"policy", [](EngineOptions& o, const std::string& v) { return assign(o.policy, parse_policy(v)); }},
+    {"prefetch", [](EngineOptions& o, const std::string& v) { return assign(o.prefetch, parse_prefetch_mode(v)); }},
     {"fit", [](EngineOptions& o, const std::string& v) { return assign(o.fit, parse_switch("fit", v)); }},
     {"lock", [](EngineOptions& o, const std::string& v) { return assign(o.lock, parse_wish("lock", v)); }},
     {"huge_pages", [](EngineOptions& o, const std::string& v) { return assign(o.huge, parse_wish("huge_pages", v)); }},
@@ -78,6 +81,20 @@ std::string environment_name(std::string_view name) {
 }
 
 }  // namespace
+
+Result<PrefetchMode> parse_prefetch_mode(const std::string& text) {
+  if (text == "off") return PrefetchMode::kOff;
+  if (text == "probe") return PrefetchMode::kProbe;
+  return make_error(ErrorCode::kBadArgument, "prefetch: wanted off or probe, given '{}'", text);
+}
+
+const char* prefetch_mode_name(PrefetchMode mode) {
+  switch (mode) {
+    case PrefetchMode::kOff: return "off";
+    case PrefetchMode::kProbe: return "probe";
+  }
+  return "off";
+}
 
 Result<bool> parse_switch(std::string_view what, const std::string& value) {
   if (value == "1" || value == "on" || value == "true") return true;
@@ -127,6 +144,27 @@ void engine_set_catalog(const Catalog& catalog) {
 
 uint64_t engine_budget_bytes_min(const Catalog& catalog, bool per_layer) {
   return plan_layout(layer_sources(catalog), catalog.n_expert_used, per_layer).bytes_min;
+}
+
+bool engine_see_tensor(ggml_tensor* tensor, bool ask, void*) {
+  constexpr std::string_view kLayerOutput = "l_out-";  // llama.cpp's name for what leaves a layer
+  const std::string_view name = tensor->name;
+  if (!name.starts_with(kLayerOutput) || tensor->type != GGML_TYPE_F32 || !ggml_is_contiguous(tensor)) return !ask;
+  uint32_t layer = 0;
+  const char* const end = name.data() + name.size();
+  if (const auto [at, error] = std::from_chars(name.data() + kLayerOutput.size(), end, layer); error != std::errc() || at != end) {
+    return !ask;
+  }
+  const auto model = Registry::instance().newest();
+  const auto n_row = static_cast<size_t>(ggml_nrows(tensor));
+  if (!model || !model->wants_output(layer, n_row)) return !ask;
+  if (ask) return true;
+  const auto n_embd = static_cast<size_t>(tensor->ne[0]);
+  static thread_local std::vector<float> rows;
+  rows.resize(n_row * n_embd);
+  ggml_backend_tensor_get(tensor, rows.data(), 0, rows.size() * sizeof(float));
+  model->see_output(layer, rows.data(), n_row, n_embd);
+  return true;
 }
 
 EngineStats engine_stats() { return Registry::instance().stats(); }

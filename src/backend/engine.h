@@ -20,9 +20,18 @@
 #include "store/catalog.h"
 #include "trace/engine_stats.h"
 
+struct ggml_tensor;
 struct ggml_threadpool;
 
 namespace sluice {
+
+// What is done about experts that the next layers will want.
+enum class PrefetchMode : uint8_t {
+  kOff,
+  kProbe,  // predictions are made and measured, nothing is read
+};
+Result<PrefetchMode> parse_prefetch_mode(const std::string& text);
+const char* prefetch_mode_name(PrefetchMode mode);
 
 struct EngineOptions {
   BudgetSpec budget;
@@ -31,6 +40,7 @@ struct EngineOptions {
   std::vector<std::string> mirrors;  // folders with copies of the model's files, on other drives
   PolicyKind policy = PolicyKind::kLfru;
   bool per_layer = false;      // every layer has slots of its own
+  PrefetchMode prefetch = PrefetchMode::kOff;
   bool fit = true;            // a budget that memory cannot hold is made smaller, and the pool follows what is left
   Wish lock = Wish::kTry;     // slots are taken whole at the start and kept from the kernel's reclaim
   Wish huge = Wish::kTry;     // slots in huge pages
@@ -67,6 +77,10 @@ void engine_set_catalog(const Catalog& catalog);
 
 // The smallest budget that works for a model, and the slots that a budget gives.
 uint64_t engine_budget_bytes_min(const Catalog& catalog, bool per_layer = false);
+
+// For llama_context_params.cb_eval: shows the engine the residual stream between layers, which predictions are made from.
+// Changes no result. Asks for nothing, and so cuts no graph, where the model loaded last predicts nothing.
+bool engine_see_tensor(ggml_tensor* tensor, bool ask, void* unused);
 
 // Of the model loaded last.
 EngineStats engine_stats();

@@ -59,13 +59,16 @@ Status Registry::finish_models() {
   return first;
 }
 
-EngineStats Registry::stats() const {
-  std::shared_ptr<StreamedModel> newest;
-  {
-    std::lock_guard lock(mutex_);
-    for (auto it = models_.rbegin(); it != models_.rend() && !newest; ++it) newest = it->lock();
+std::shared_ptr<StreamedModel> Registry::newest() const {
+  std::lock_guard lock(mutex_);
+  for (auto it = models_.rbegin(); it != models_.rend(); ++it) {
+    if (auto model = it->lock()) return model;
   }
-  if (newest) return newest->stats();
+  return nullptr;
+}
+
+EngineStats Registry::stats() const {
+  if (const auto model = newest()) return model->stats();
   std::lock_guard lock(retired_mutex_);
   return retired_stats_;
 }

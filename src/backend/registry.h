@@ -29,6 +29,8 @@ class Registry {
   void refuse(const Status& status);
   // Finishes every model whose tensors are all there; the first error.
   Status finish_models();
+  // The model loaded last, if it is still there.
+  std::shared_ptr<StreamedModel> newest() const;
   // Of the newest model; of the last one that was freed when there is none.
   EngineStats stats() const;
   // A model that is being freed leaves its figures.

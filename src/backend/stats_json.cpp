@@ -15,6 +15,30 @@ nlohmann::json counters_json(const ExpertCounters& counters) {
   };
 }
 
+const char* view_name(PredictionView view) {
+  switch (view) {
+    case PredictionView::kBeforeAttention: return "before_attention";
+    case PredictionView::kBlockInput: return "block_input";
+    case PredictionView::kLastToken: return "last_token";
+  }
+  return "";
+}
+
+nlohmann::json prefetch_json(const EngineStats& stats) {
+  nlohmann::json recall = nlohmann::json::array();
+  for (const RecallCounts& counts : stats.recall) {
+    const auto wanted = static_cast<double>(counts.wanted);
+    recall.push_back({{"view", view_name(counts.view)},
+                      {"distance", counts.distance},
+                      {"layer", counts.layer},
+                      {"wanted", counts.wanted},
+                      {"at_1x", static_cast<double>(counts.found_at_1x) / wanted},
+                      {"at_1_5x", static_cast<double>(counts.found_at_1_5x) / wanted},
+                      {"at_2x", static_cast<double>(counts.found_at_2x) / wanted}});
+  }
+  return {{"mode", stats.prefetch_mode}, {"recall", std::move(recall)}};
+}
+
 }  // namespace
 
 nlohmann::json engine_stats_json(const EngineStats& stats) {
@@ -50,7 +74,7 @@ nlohmann::json engine_stats_json(const EngineStats& stats) {
       {"bytes", stats.io_bytes},   {"seconds", stats.io_seconds}, {"retries", stats.io_retries},
       {"errors", stats.io_errors}, {"drives", std::move(drives)},
   };
-  json["prefetch"] = nlohmann::json::object();
+  json["prefetch"] = prefetch_json(stats);
   json["time"] = {{"route_sync_s", stats.route_sync_s},
                   {"stall_s", stats.stall_s},
                   {"staging_s", stats.staging_s},

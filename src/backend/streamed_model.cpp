@@ -284,9 +284,11 @@ Status StreamedModel::finish_locked() {
   if (catalog_) {
     top_k = catalog_->n_expert_used;
     if (adopted_) dense_bytes = catalog_->dense_bytes;
+    make_lenses(*catalog_);
   } else if (const auto found = Catalog::open(file->path(), DirectMode::kOff)) {
     top_k = found->n_expert_used;
     dense_bytes = found->dense_bytes;
+    make_lenses(*found);
   }
   if (!options_.trace_path.empty()) {
     if (Status status = open_trace(sources, top_k); !status) return status;
@@ -340,6 +342,39 @@ Status StreamedModel::use_native_layout() {
     if (tensor->catalog_matrix != nullptr && tensor->catalog_matrix->native) tensor->native = native_.get();
   }
   return {};
+}
+
+void StreamedModel::make_lenses(const Catalog& catalog) {
+  if (options_.prefetch == PrefetchMode::kOff) return;
+  auto lenses = std::make_shared<const LensSet>(catalog);
+  if (!lenses->missing().empty()) log_line(LogLevel::kInfo, "prefetch: " + lenses->missing());
+  if (lenses->empty()) return;
+  lenses_ = std::move(lenses);
+  probe_ = std::make_unique<RecallProbe>(lenses_);
+}
+
+bool StreamedModel::wants_output(uint32_t layer, size_t n_row) const {
+  std::lock_guard lock(mutex_);
+  return probe_ && n_row > 0 && lenses_->layer_above(layer, 1).has_value();
+}
+
+void StreamedModel::see_output(uint32_t layer, const float* rows, size_t n_row, size_t n_embd) {
+  std::lock_guard lock(mutex_);
+  if (probe_) probe_->see_output(layer, rows, n_row, n_embd);
+}
+
+// In a graph that was cut, a block comes as three, of which the first that is sure to be there is looked at.
+void StreamedModel::see_block(uint32_t layer, const MoeBlock& block, const Routing& routing) {
+  const bool lone = block.first.empty();
+  if (lone && block.weight->role != MatrixRole::kUp && block.weight->role != MatrixRole::kGateUp) return;
+  const ggml_tensor* x = block.x;
+  const auto n_row = static_cast<size_t>(block.n_token());
+  const auto n_embd = static_cast<size_t>(x->ne[0]);
+  const bool plain = x->ne[1] == 1 && x->nb[2] == n_embd * sizeof(float);
+  if (probe_) {
+    probe_->see_block(layer, plain ? static_cast<const float*>(x->data) : nullptr, n_row, n_embd, routing.ids(),
+                      routing.top_k());
+  }
 }
 
 std::string StreamedModel::model_path() const {
@@ -411,6 +446,7 @@ Status StreamedModel::compute_block(const MoeBlock& block, Routing& routing, Blo
     // A warm-up that asks for every expert is nobody's routing.
     if (trace_ && routing.top_k() == trace_top_k_) trace_->append(layer, routing.ids());
     count_choices(layer, routing, static_cast<uint32_t>(block.down->src[0]->ne[2]));
+    if (lenses_) see_block(layer, block, routing);
   }
   const int64_t started_ns = now_ns();
   const int64_t stall_before_ns = loader_ ? loader_->stall_ns() : 0;
@@ -464,6 +500,8 @@ EngineStats StreamedModel::stats() const {
   }
   stats.model = model_path();
   stats.choices = choices_;
+  stats.prefetch_mode = prefetch_mode_name(options_.prefetch);
+  if (probe_) stats.recall = probe_->counts();
   stats.route_sync_s = seconds_of(route_sync_ns_);
   stats.compute_s = seconds_of(compute_ns_);
   stats.scatter_s = seconds_of(executed_.scatter_ns);

@@ -23,6 +23,8 @@
 #include "moe/moe_block.h"
 #include "moe/native_layout.h"
 #include "moe/routing.h"
+#include "predict/lens_set.h"
+#include "predict/recall_probe.h"
 #include "store/expert_tensor.h"
 #include "trace/routing_trace.h"
 
@@ -69,6 +71,10 @@ class StreamedModel {
   // One block whose weight belongs to this model.
   Status compute_block(const MoeBlock& block, Routing& routing, BlockExecutor& executor);
 
+  // Predictions: whether the rows that leave `layer` are of use, and those rows, [n_row][n_embd].
+  bool wants_output(uint32_t layer, size_t n_row) const;
+  void see_output(uint32_t layer, const float* rows, size_t n_row, size_t n_embd);
+
   EngineStats stats() const;
 
  private:
@@ -78,6 +84,8 @@ class StreamedModel {
   Status open_trace(const std::vector<LayerSource>& sources, uint32_t top_k);
   Result<uint64_t> resolve_budget(const SlotPlan& plan, uint64_t dense_bytes) const;
   Result<uint64_t> fitted_budget(uint64_t budget, const SlotPlan& plan, uint64_t dense_bytes) const;
+  void make_lenses(const Catalog& catalog);
+  void see_block(uint32_t layer, const MoeBlock& block, const Routing& routing);
   void keep_in_memory(StreamedTensor& tensor, std::byte* memory);
   void drop_mapped_pages();
   void describe_from_catalog(StreamedTensor& tensor) const;
@@ -100,6 +108,8 @@ class StreamedModel {
   std::unique_ptr<Loader> loader_;
   std::unique_ptr<RoutingTraceWriter> trace_;
   uint32_t trace_top_k_ = 0;
+  std::shared_ptr<const LensSet> lenses_;  // null: nothing is predicted
+  std::unique_ptr<RecallProbe> probe_;
   uint64_t kept_bytes_ = 0;
   std::vector<ReadyExpert> ready_;
   std::vector<std::vector<uint64_t>> choices_;  // as in EngineStats

@@ -14,6 +14,7 @@
 #include "cli/bench_command.h"
 #include "cli/inspect_command.h"
 #include "cli/pack_command.h"
+#include "cli/probe_command.h"
 #include "cli/replay_command.h"
 #include "cli/run_command.h"
 #include "ggml.h"
@@ -59,6 +60,7 @@ int main(int argc, char** argv) {
   sluice::add_inspect_command(app, exit_code);
   sluice::add_pack_command(app, exit_code);
   sluice::add_verify_command(app, exit_code);
+  sluice::add_probe_command(app, exit_code);
   sluice::add_replay_command(app, exit_code);
   try {
     app.parse(argc, argv);

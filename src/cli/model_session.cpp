@@ -161,11 +161,12 @@ Status ModelSession::make_context(const SessionOptions& options) {
   params.n_batch = options.batch_tokens;
   params.n_ubatch = options.ubatch_tokens;
   params.n_seq_max = 1;
-  params.n_outputs_max = 1;  // only a batch's last token is sampled from: no room for a row of logits per token
+  params.n_outputs_max = options.all_outputs ? options.batch_tokens : 1;  // else only a batch's last token is sampled from: no room for a row of logits per token
   params.n_threads = threads_;
   params.n_threads_batch = threads_batch;
   params.swa_full = false;
   params.abort_callback = stop_is_due;
+  if (streaming() && options.engine.prefetch != PrefetchMode::kOff) params.cb_eval = engine_see_tensor;
 
   LlamaErrorHold errors;
   context_.reset(llama_init_from_model(model_.get(), params));
@@ -175,6 +176,7 @@ Status ModelSession::make_context(const SessionOptions& options) {
                       catalog_.files.front()->path(), errors.first());
   }
 
+  if (options.all_outputs) wanted_outputs_.assign(batch_tokens(), 1);
   auto new_threadpool = [](int threads) {
     ggml_threadpool_params pool = ggml_threadpool_params_default(threads);
     return ggml_threadpool_new(&pool);
@@ -193,7 +195,8 @@ Status ModelSession::decode(const llama_token* tokens, size_t count) {
   SLUICE_ASSERT(count > 0 && count <= batch_tokens(), "{} tokens in a batch of {}", count, batch_tokens());
   LlamaErrorHold errors;
   // llama.cpp takes a pointer to mutable tokens and only reads them.
-  const llama_batch batch = llama_batch_get_one(const_cast<llama_token*>(tokens), static_cast<int32_t>(count));
+  llama_batch batch = llama_batch_get_one(const_cast<llama_token*>(tokens), static_cast<int32_t>(count));
+  if (!wanted_outputs_.empty()) batch.logits = wanted_outputs_.data();
   const int32_t result = llama_decode(context_.get(), batch);
   if (result == 0) return {};
   if (stop_requested()) return stopped_error();

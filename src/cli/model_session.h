@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "backend/engine.h"
 #include "base/result.h"
@@ -30,6 +31,7 @@ struct SessionOptions {
   int threads = 0;        // 0: the usable CPUs
   int threads_batch = 0;  // 0: as threads
   bool repack = false;
+  bool all_outputs = false;  // every token of a batch is computed to the end, not the last alone; costs memory
 };
 
 class ModelSession {
@@ -71,6 +73,7 @@ class ModelSession {
 
   Catalog catalog_;
   int threads_ = 0;
+  std::vector<int8_t> wanted_outputs_;  // with all_outputs: one for each token of a batch
   std::unique_ptr<ggml_threadpool, FreeThreadpool> threadpool_;
   std::unique_ptr<ggml_threadpool, FreeThreadpool> threadpool_batch_;  // empty: the same as for single tokens
   std::unique_ptr<llama_model, FreeModel> model_;

@@ -121,6 +121,9 @@ void add_run_options(CLI::App& command, RunOptions& options) {
   add_parsed(command, "--fused", options.fused, parse_fused_mode, "auto|off|require",
              "how experts are computed: fused where that is known, by ggml's separate operations, or fused or not at all")
       ->group(memory);
+  add_parsed(command, "--prefetch", options.prefetch, parse_prefetch_mode, "off|probe",
+             "predict the next layers' experts; probe measures the predictions and reads nothing")
+      ->group(memory);
   command.add_flag("--verify-reads", options.verify_reads, "compare what is read with the checksums of a pack")->group(memory);
   add_parsed(
       command, "--per-layer", options.per_layer, [](const std::string& text) { return parse_switch("per_layer", text); },
@@ -190,6 +193,7 @@ EngineOptions engine_options_with_flags(const EngineOptions& environment, const 
   if (options.policy) engine.policy = *options.policy;
   if (options.per_layer) engine.per_layer = *options.per_layer;
   if (options.fused) engine.fused = *options.fused;
+  if (options.prefetch) engine.prefetch = *options.prefetch;
   if (options.verify_reads) engine.verify_reads = true;
   if (options.fit) engine.fit = *options.fit;
   if (options.verify_slots) engine.verify_slots = true;

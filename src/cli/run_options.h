@@ -47,6 +47,7 @@ struct RunOptions {
   std::optional<PolicyKind> policy;
   std::optional<bool> per_layer;
   std::optional<FusedMode> fused;
+  std::optional<PrefetchMode> prefetch;
   bool verify_reads = false;
   std::optional<bool> fit;
   bool verify_slots = false;

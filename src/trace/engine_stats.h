@@ -47,6 +47,20 @@ struct DriveStats {
   bool dropped = false;   // failed too often, or its copy was changed
 };
 
+// Where a prediction of a layer's experts comes from (predict/recall_probe.h).
+enum class PredictionView : uint8_t { kBeforeAttention, kBlockInput, kLastToken };
+
+// How many of the (token, choice) pairs of a layer a prediction had foreseen among its 1, 1.5 and 2 times top-k best.
+struct RecallCounts {
+  PredictionView view = PredictionView::kBeforeAttention;
+  uint32_t distance = 1;  // in layers with experts; 0: the layer's own last choices
+  uint32_t layer = 0;     // the predicted one
+  uint64_t wanted = 0;
+  uint64_t found_at_1x = 0;
+  uint64_t found_at_1_5x = 0;
+  uint64_t found_at_2x = 0;
+};
+
 struct EngineStats {
   bool streaming = false;
   std::string model;               // what the experts are read from
@@ -77,6 +91,8 @@ struct EngineStats {
   uint64_t fused_blocks = 0;       // blocks by the fused executor, by the generic one, and single products of blocks
   uint64_t generic_blocks = 0;     // that no graph held whole
   uint64_t lone_blocks = 0;
+  std::string prefetch_mode = "off";  // "off", "probe"
+  std::vector<RecallCounts> recall;   // measured in probe mode
   uint64_t verified_slots = 0;     // slots compared with the file before use
   uint64_t verified_reads = 0;     // reads compared with the pack's checksums
 };
