@@ -60,11 +60,19 @@ constexpr Setting kSettings[] = {
      }},
     {"policy", [](EngineOptions& o, const std::string& v) { return assign(o.policy, parse_policy(v)); }},
     {"prefetch", [](EngineOptions& o, const std::string& v) { return assign(o.prefetch, parse_prefetch_mode(v)); }},
+    {"prefetch_plan", [](EngineOptions& o, const std::string& v) { return assign(o.prefetch_plan, parse_prefetch_plan(v)); }},
     {"fit", [](EngineOptions& o, const std::string& v) { return assign(o.fit, parse_switch("fit", v)); }},
     {"lock", [](EngineOptions& o, const std::string& v) { return assign(o.lock, parse_wish("lock", v)); }},
     {"huge_pages", [](EngineOptions& o, const std::string& v) { return assign(o.huge, parse_wish("huge_pages", v)); }},
     {"per_layer", [](EngineOptions& o, const std::string& v) { return assign(o.per_layer, parse_switch("per_layer", v)); }},
     {"fused", [](EngineOptions& o, const std::string& v) { return assign(o.fused, parse_fused_mode(v)); }},
+    {"test_drive",
+     [](EngineOptions& o, const std::string& v) {
+       const auto drive = parse_paced_drive(v);
+       if (!drive) return Status(drive.error());
+       o.test_drive = *drive;
+       return Status();
+     }},
     {"trace",
      [](EngineOptions& o, const std::string& v) {
        o.trace_path = v;
@@ -85,13 +93,17 @@ std::string environment_name(std::string_view name) {
 Result<PrefetchMode> parse_prefetch_mode(const std::string& text) {
   if (text == "off") return PrefetchMode::kOff;
   if (text == "probe") return PrefetchMode::kProbe;
-  return make_error(ErrorCode::kBadArgument, "prefetch: wanted off or probe, given '{}'", text);
+  if (text == "on") return PrefetchMode::kOn;
+  if (text == "auto") return PrefetchMode::kAuto;
+  return make_error(ErrorCode::kBadArgument, "prefetch: wanted auto, on, off or probe, given '{}'", text);
 }
 
 const char* prefetch_mode_name(PrefetchMode mode) {
   switch (mode) {
     case PrefetchMode::kOff: return "off";
     case PrefetchMode::kProbe: return "probe";
+    case PrefetchMode::kOn: return "on";
+    case PrefetchMode::kAuto: return "auto";
   }
   return "off";
 }

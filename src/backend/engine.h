@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -14,9 +15,11 @@
 #include "base/bytes.h"
 #include "base/result.h"
 #include "io/device.h"
+#include "io/paced_device.h"
 #include "moe/block_executor.h"
 #include "policy/eviction.h"
 #include "pool/slot_memory.h"
+#include "predict/prefetch_plan.h"
 #include "store/catalog.h"
 #include "trace/engine_stats.h"
 
@@ -29,6 +32,8 @@ namespace sluice {
 enum class PrefetchMode : uint8_t {
   kOff,
   kProbe,  // predictions are made and measured, nothing is read
+  kOn,
+  kAuto,  // while it measurably pays
 };
 Result<PrefetchMode> parse_prefetch_mode(const std::string& text);
 const char* prefetch_mode_name(PrefetchMode mode);
@@ -41,6 +46,7 @@ struct EngineOptions {
   PolicyKind policy = PolicyKind::kLfru;
   bool per_layer = false;      // every layer has slots of its own
   PrefetchMode prefetch = PrefetchMode::kOff;
+  PrefetchPlan prefetch_plan;
   bool fit = true;            // a budget that memory cannot hold is made smaller, and the pool follows what is left
   Wish lock = Wish::kTry;     // slots are taken whole at the start and kept from the kernel's reclaim
   Wish huge = Wish::kTry;     // slots in huge pages
@@ -49,6 +55,8 @@ struct EngineOptions {
   bool verify_reads = false;  // compare reads with the pack's checksums
   std::string trace_path;     // a routing trace is written there; empty: none
 
+  // For measurements: experts are read as from a drive of this speed (io/paced_device.h).
+  std::optional<PacedDrive> test_drive;
   // For tests: slots are overwritten when they are given up, and the device is wrapped in another.
   bool poison_released_slots = false;
   std::function<std::unique_ptr<Device>(std::unique_ptr<Device>)> wrap_device;

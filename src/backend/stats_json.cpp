@@ -24,6 +24,25 @@ const char* view_name(PredictionView view) {
   return "";
 }
 
+nlohmann::json prefetch_counters_json(const PrefetchCounters& counters) {
+  return {
+      {"predicted", counters.predicted},
+      {"submitted", counters.submitted},
+      {"refused", counters.refused},
+      {"late", counters.late},
+      {"materialised", counters.materialised},
+      {"failed", counters.failed},
+      {"cancelled", counters.cancelled},
+      {"taken", counters.taken()},
+      {"ready_on_time", counters.ready_on_time},
+      {"not_ready", counters.not_ready},
+      {"bytes", counters.bytes},
+      {"bytes_wasted", counters.bytes > counters.bytes_taken ? counters.bytes - counters.bytes_taken : 0},
+      {"seconds", counters.seconds},
+      {"hidden_s", counters.hidden_s},
+  };
+}
+
 nlohmann::json prefetch_json(const EngineStats& stats) {
   nlohmann::json recall = nlohmann::json::array();
   for (const RecallCounts& counts : stats.recall) {
@@ -36,7 +55,23 @@ nlohmann::json prefetch_json(const EngineStats& stats) {
                       {"at_1_5x", static_cast<double>(counts.found_at_1_5x) / wanted},
                       {"at_2x", static_cast<double>(counts.found_at_2x) / wanted}});
   }
-  return {{"mode", stats.prefetch_mode}, {"recall", std::move(recall)}};
+  nlohmann::json layers = nlohmann::json::array();
+  for (size_t layer = 0; layer < stats.prefetch_layers.size(); ++layer) {
+    if (stats.prefetch_layers[layer].predicted == 0) continue;
+    nlohmann::json entry = prefetch_counters_json(stats.prefetch_layers[layer]);
+    entry["layer"] = layer;
+    layers.push_back(std::move(entry));
+  }
+  nlohmann::json json = prefetch_counters_json(stats.prefetch);
+  json["mode"] = stats.prefetch_mode;
+  json["rows_dropped"] = stats.prefetch_rows_dropped;
+  json["trials"] = stats.prefetch_trials;
+  json["switches"] = stats.prefetch_switches;
+  json["lens_s"] = stats.prefetch_lens_s;
+  json["lens_bytes"] = stats.prefetch_lens_bytes;
+  json["layers"] = std::move(layers);
+  json["recall"] = std::move(recall);
+  return json;
 }
 
 }  // namespace

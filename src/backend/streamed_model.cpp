@@ -297,6 +297,7 @@ Status StreamedModel::finish_locked() {
       catalog_ ? std::span(catalog_->files) : std::span<const std::shared_ptr<const File>>();
   auto device = open_drives({options_.io, options_.direct, options_.mirrors}, sources, model_files);
   if (!device) return device.error();
+  if (options_.test_drive) *device = std::make_unique<PacedDevice>(*options_.test_drive);
   if (options_.wrap_device) *device = options_.wrap_device(std::move(*device));
   const SlotPlan plan = plan_layout(sources, top_k, options_.per_layer);
   const auto budget = resolve_budget(plan, dense_bytes);
@@ -304,6 +305,7 @@ Status StreamedModel::finish_locked() {
   drop_mapped_pages();  // before their memory is taken for slots
   // Slots are taken at once and kept from the kernel's reclaim: who comes later sees what is really left.
   const MemoryOptions memory{.huge = options_.huge, .lock = options_.lock, .touch = options_.lock != Wish::kNo};
+  const bool prefetches = lenses_ && (options_.prefetch == PrefetchMode::kOn || options_.prefetch == PrefetchMode::kAuto);
   auto loader = Loader::create(std::move(sources), std::move(device).value(),
                                {.budget_bytes = *budget,
                                 .top_k = top_k,
@@ -312,12 +314,19 @@ Status StreamedModel::finish_locked() {
                                 .memory = memory,
                                 .fit = options_.fit,
                                 .mapped_bytes = dense_bytes,
+                                .prefetch = prefetches,
                                 .verify_slots = options_.verify_slots,
                                 .verify_reads = options_.verify_reads,
                                 .poison_released_slots = options_.poison_released_slots});
   if (!loader) return loader.error();
   loader_ = std::move(loader).value();
   if (options_.io.path == IoPath::kSynthetic) log_warning("io synthetic: no expert is read, so answers are meaningless; only times count");
+  // Where no slot can be set apart for speculation, or none needs to be, nothing is predicted.
+  if (prefetches && loader_->can_prefetch()) {
+    prefetcher_ = std::make_unique<Prefetcher>(
+        *loader_, lenses_,
+        PrefetcherOptions{.plan = options_.prefetch_plan, .governed = options_.prefetch == PrefetchMode::kAuto});
+  }
   EngineStats stats;
   loader_->add_stats(stats);
   log_line(LogLevel::kInfo, fmt::format("streaming {} of experts through {} slots ({}), {}{}", format_bytes(plan.expert_bytes),
@@ -350,16 +359,18 @@ void StreamedModel::make_lenses(const Catalog& catalog) {
   if (!lenses->missing().empty()) log_line(LogLevel::kInfo, "prefetch: " + lenses->missing());
   if (lenses->empty()) return;
   lenses_ = std::move(lenses);
-  probe_ = std::make_unique<RecallProbe>(lenses_);
+  if (options_.prefetch == PrefetchMode::kProbe) probe_ = std::make_unique<RecallProbe>(lenses_);
 }
 
 bool StreamedModel::wants_output(uint32_t layer, size_t n_row) const {
   std::lock_guard lock(mutex_);
+  if (prefetcher_) return prefetcher_->wants_output(layer, n_row);
   return probe_ && n_row > 0 && lenses_->layer_above(layer, 1).has_value();
 }
 
 void StreamedModel::see_output(uint32_t layer, const float* rows, size_t n_row, size_t n_embd) {
   std::lock_guard lock(mutex_);
+  if (prefetcher_) prefetcher_->see_output(layer, rows, n_row, n_embd);
   if (probe_) probe_->see_output(layer, rows, n_row, n_embd);
 }
 
@@ -371,6 +382,10 @@ void StreamedModel::see_block(uint32_t layer, const MoeBlock& block, const Routi
   const auto n_row = static_cast<size_t>(block.n_token());
   const auto n_embd = static_cast<size_t>(x->ne[0]);
   const bool plain = x->ne[1] == 1 && x->nb[2] == n_embd * sizeof(float);
+  if (prefetcher_) {
+    prefetcher_->see_demand(layer, n_row, routing.experts().size());
+    if (plain) prefetcher_->see_block(layer, static_cast<const float*>(x->data), n_row, n_embd);
+  }
   if (probe_) {
     probe_->see_block(layer, plain ? static_cast<const float*>(x->data) : nullptr, n_row, n_embd, routing.ids(),
                       routing.top_k());
@@ -502,6 +517,7 @@ EngineStats StreamedModel::stats() const {
   stats.choices = choices_;
   stats.prefetch_mode = prefetch_mode_name(options_.prefetch);
   if (probe_) stats.recall = probe_->counts();
+  if (prefetcher_) prefetcher_->add_stats(stats);
   stats.route_sync_s = seconds_of(route_sync_ns_);
   stats.compute_s = seconds_of(compute_ns_);
   stats.scatter_s = seconds_of(executed_.scatter_ns);

@@ -19,6 +19,7 @@
 #include "backend/engine.h"
 #include "backend/source_finder.h"
 #include "loader/loader.h"
+#include "loader/prefetcher.h"
 #include "moe/block_executor.h"
 #include "moe/moe_block.h"
 #include "moe/native_layout.h"
@@ -110,6 +111,7 @@ class StreamedModel {
   uint32_t trace_top_k_ = 0;
   std::shared_ptr<const LensSet> lenses_;  // null: nothing is predicted
   std::unique_ptr<RecallProbe> probe_;
+  std::unique_ptr<Prefetcher> prefetcher_;  // after loader_, which it uses
   uint64_t kept_bytes_ = 0;
   std::vector<ReadyExpert> ready_;
   std::vector<std::vector<uint64_t>> choices_;  // as in EngineStats

@@ -95,6 +95,13 @@ std::string format_report(const RunReport& report, bool colour) {
       }
       line("drives", drives);
     }
+    if (engine.prefetch.predicted > 0) {
+      const PrefetchCounters& ahead = engine.prefetch;
+      const uint64_t wasted = ahead.bytes > ahead.bytes_taken ? ahead.bytes - ahead.bytes_taken : 0;
+      line("prefetch", fmt::format("{}: {} experts read ahead, {} used in time, {} late; {} of {} for nothing",
+                                   engine.prefetch_mode, ahead.submitted, ahead.ready_on_time, ahead.not_ready,
+                                   format_bytes(wasted), format_bytes(ahead.bytes)));
+    }
     line("time", fmt::format("experts computed {}, scattered {}, stalled {}, staged {}, routed {}", format_seconds(engine.compute_s),
                              format_seconds(engine.scatter_s), format_seconds(engine.stall_s), format_seconds(engine.staging_s),
                              format_seconds(engine.route_sync_s)));

@@ -121,8 +121,8 @@ void add_run_options(CLI::App& command, RunOptions& options) {
   add_parsed(command, "--fused", options.fused, parse_fused_mode, "auto|off|require",
              "how experts are computed: fused where that is known, by ggml's separate operations, or fused or not at all")
       ->group(memory);
-  add_parsed(command, "--prefetch", options.prefetch, parse_prefetch_mode, "off|probe",
-             "predict the next layers' experts; probe measures the predictions and reads nothing")
+  add_parsed(command, "--prefetch", options.prefetch, parse_prefetch_mode, "auto|on|off|probe",
+             "read what the next layers will want ahead; probe only measures the predictions")
       ->group(memory);
   command.add_flag("--verify-reads", options.verify_reads, "compare what is read with the checksums of a pack")->group(memory);
   add_parsed(

@@ -61,6 +61,41 @@ struct RecallCounts {
   uint64_t found_at_2x = 0;
 };
 
+// Speculative loads. A prefetch is one expert whose reads were begun because it was predicted.
+struct PrefetchCounters {
+  uint64_t predicted = 0;      // experts that predictions named, within their limits
+  uint64_t submitted = 0;      // of them, begun: they were neither resident nor on their way
+  uint64_t refused = 0;        // not begun: the side region was full, or the file had been changed
+  uint64_t late = 0;           // not begun: the layer had started already
+  uint64_t materialised = 0;   // reads that ended well
+  uint64_t failed = 0;         // reads that did not; a demand reads again
+  uint64_t cancelled = 0;      // dropped before they started
+  uint64_t ready_on_time = 0;  // demanded when they were there: hits
+  uint64_t not_ready = 0;      // demanded while on their way: misses
+  uint64_t bytes = 0;          // that prefetches brought
+  uint64_t bytes_taken = 0;    // of them, of experts that were demanded
+  double seconds = 0;          // from a prefetch's begin to its end, summed
+  double hidden_s = 0;         // stall that would have been: in each demand, the longest of the prefetches that were there
+
+  uint64_t taken() const { return ready_on_time + not_ready; }
+  PrefetchCounters& operator+=(const PrefetchCounters& other) {
+    predicted += other.predicted;
+    submitted += other.submitted;
+    refused += other.refused;
+    late += other.late;
+    materialised += other.materialised;
+    failed += other.failed;
+    cancelled += other.cancelled;
+    ready_on_time += other.ready_on_time;
+    not_ready += other.not_ready;
+    bytes += other.bytes;
+    bytes_taken += other.bytes_taken;
+    seconds += other.seconds;
+    hidden_s += other.hidden_s;
+    return *this;
+  }
+};
+
 struct EngineStats {
   bool streaming = false;
   std::string model;               // what the experts are read from
@@ -91,8 +126,15 @@ struct EngineStats {
   uint64_t fused_blocks = 0;       // blocks by the fused executor, by the generic one, and single products of blocks
   uint64_t generic_blocks = 0;     // that no graph held whole
   uint64_t lone_blocks = 0;
-  std::string prefetch_mode = "off";  // "off", "probe"
+  std::string prefetch_mode = "off";  // "off", "probe", "on", "auto"
   std::vector<RecallCounts> recall;   // measured in probe mode
+  PrefetchCounters prefetch;
+  std::vector<PrefetchCounters> prefetch_layers;  // by layer number
+  uint64_t prefetch_rows_dropped = 0;  // seen faster than predictions could be made
+  uint64_t prefetch_trials = 0;      // times that `auto` compared with and without
+  uint64_t prefetch_switches = 0;    // changes of its mind
+  double prefetch_lens_s = 0;        // making predictions, on a thread of its own
+  uint64_t prefetch_lens_bytes = 0;  // memory of the lenses
   uint64_t verified_slots = 0;     // slots compared with the file before use
   uint64_t verified_reads = 0;     // reads compared with the pack's checksums
 };

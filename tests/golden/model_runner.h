@@ -67,6 +67,7 @@ struct RunSpec {
   std::vector<llama_token> prompt;
   uint32_t ubatch = 512;
   int threads = 1;
+  bool see_layers = false;  // the engine is shown what leaves each layer, as our program does when it predicts
   int decode = 4;  // tokens generated greedily after the prompt
 };
 
@@ -83,6 +84,7 @@ inline RunResult run(llama_model* model, const RunSpec& spec) {
   params.n_ubatch = spec.ubatch;
   params.n_threads = spec.threads;
   params.n_threads_batch = spec.threads;
+  if (spec.see_layers) params.cb_eval = engine_see_tensor;
   llama_context* context = llama_init_from_model(model, params);
   if (context == nullptr) die("no context: " + (engine_last_error().ok() ? std::string("llama.cpp refused") : engine_last_error().error().message()));
   const int n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(model));
