@@ -46,7 +46,7 @@ Prefetcher::~Prefetcher() {
 bool Prefetcher::wants_output(uint32_t layer, size_t n_row) const {
   if (n_row == 0 || n_row > kRowsMax || !worker_.joinable()) return false;
   const auto target = look_ahead_.target_for(layer);
-  return target && is_enabled(*target) && lenses_->find(*target) != nullptr;
+  return target && is_enabled(*target) && lenses_->find(*target) != nullptr && loader_.streams_layer(*target);
 }
 
 void Prefetcher::see_output(uint32_t layer, const float* rows, size_t n_row, size_t n_embd) {
@@ -102,7 +102,7 @@ void Prefetcher::see_demand(uint32_t layer, size_t n_row, size_t n_wanted) {
   const auto next = lenses_->layer_above(layer, 1);
   if (n_row <= kRowsMax || own == nullptr || !next || 2 * n_wanted < own->n_expert() || !is_enabled(*next)) return;
   const RouterLens* above = lenses_->find(*next);
-  if (above == nullptr) return;
+  if (above == nullptr || !loader_.streams_layer(*next)) return;
   all_experts_.resize(above->n_expert());
   std::iota(all_experts_.begin(), all_experts_.end(), 0u);
   loader_.prefetch(*next, all_experts_, loader_.demands());
