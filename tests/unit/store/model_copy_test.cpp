@@ -57,7 +57,9 @@ TEST_F(ModelCopy, CutByOneByteIsRefused) {
 TEST_F(ModelCopy, AnyFlippedHeaderByteIsRefusedAndNamed) {
   // The last one stands just before the first tensor's data.
   uint64_t data_begin = bytes_.size();
-  for (const CatalogTensor& tensor : Catalog::open(kModel, DirectMode::kOff).value().tensors) {
+  const auto catalog = Catalog::open(kModel, DirectMode::kOff);
+  ASSERT_TRUE(catalog.ok());
+  for (const CatalogTensor& tensor : catalog->tensors) {
     data_begin = std::min(data_begin, tensor.range.offset);
   }
   for (const uint64_t at : {uint64_t{0}, uint64_t{100}, data_begin / 2, data_begin - 1}) {
