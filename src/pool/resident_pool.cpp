@@ -200,18 +200,24 @@ Error ResidentPool::no_slot(ExpertId id, const Class& size_class) const {
       size_class.side_count[0] + size_class.side_count[1]);
 }
 
+// An empty slot, or a victim's; kNoSlotIndex when there is neither.
+uint32_t ResidentPool::take_slot(Class& size_class) {
+  if (!size_class.empty.empty()) {
+    const uint32_t index = size_class.empty.back();
+    size_class.empty.pop_back();
+    return index;
+  }
+  const auto victim = size_class.policy->victim();
+  if (!victim) return kNoSlotIndex;
+  const uint32_t index = size_class.first_slot + *victim;
+  evict(size_class, index);
+  return index;
+}
+
 Result<SlotRef> ResidentPool::begin(ExpertId id, Class& size_class, bool speculative) {
   SLUICE_ASSERT(slot_of(id) == kNoSlotIndex, "layer {} expert {} is in the pool already", id.layer, id.expert);
-  uint32_t index = kNoSlotIndex;
-  if (!size_class.empty.empty()) {
-    index = size_class.empty.back();
-    size_class.empty.pop_back();
-  } else if (const auto victim = size_class.policy->victim()) {
-    index = size_class.first_slot + *victim;
-    evict(size_class, index);
-  } else {
-    return no_slot(id, size_class);
-  }
+  const uint32_t index = take_slot(size_class);
+  if (index == kNoSlotIndex) return no_slot(id, size_class);
   Slot& slot = slots_[index];
   slot.state = State::kLoading;
   slot.layer = static_cast<uint16_t>(id.layer);
@@ -294,16 +300,8 @@ void ResidentPool::resize(uint64_t bytes) {
 // Brings n_usable as near to n_target as pinned, loading and speculative slots allow.
 void ResidentPool::settle_size(Class& size_class) {
   while (size_class.n_usable > size_class.n_target) {
-    uint32_t index = kNoSlotIndex;
-    if (!size_class.empty.empty()) {
-      index = size_class.empty.back();
-      size_class.empty.pop_back();
-    } else if (const auto victim = size_class.policy->victim()) {
-      index = size_class.first_slot + *victim;
-      evict(size_class, index);
-    } else {
-      return;
-    }
+    const uint32_t index = take_slot(size_class);
+    if (index == kNoSlotIndex) return;
     lend(size_class, index);
   }
   while (size_class.n_usable < size_class.n_target) {

@@ -187,6 +187,7 @@ class ResidentPool {
   bool has_expired(uint32_t slot) const {
     return side_generations_ == 2 && forward_ - filled_in_[slot] >= side_generations_;
   }
+  uint32_t take_slot(Class& size_class);
   Result<SlotRef> begin(ExpertId id, Class& size_class, bool speculative);
   Error no_slot(ExpertId id, const Class& size_class) const;
   void evict(Class& size_class, uint32_t slot);
