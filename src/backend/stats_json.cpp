@@ -6,6 +6,19 @@ namespace sluice {
 
 namespace {
 
+// The layers of which `total` has counted something: others are dense, or none of their experts was asked for yet.
+template <typename Counters>
+nlohmann::json by_layer(const std::vector<Counters>& layers, uint64_t Counters::*total, nlohmann::json (*to_json)(const Counters&)) {
+  nlohmann::json json = nlohmann::json::array();
+  for (size_t layer = 0; layer < layers.size(); ++layer) {
+    if (layers[layer].*total == 0) continue;
+    nlohmann::json entry = to_json(layers[layer]);
+    entry["layer"] = layer;
+    json.push_back(std::move(entry));
+  }
+  return json;
+}
+
 nlohmann::json counters_json(const ExpertCounters& counters) {
   return {
       {"requests", counters.requests}, {"hits", counters.hits},
@@ -55,13 +68,6 @@ nlohmann::json prefetch_json(const EngineStats& stats) {
                       {"at_1_5x", static_cast<double>(counts.found_at_1_5x) / wanted},
                       {"at_2x", static_cast<double>(counts.found_at_2x) / wanted}});
   }
-  nlohmann::json layers = nlohmann::json::array();
-  for (size_t layer = 0; layer < stats.prefetch_layers.size(); ++layer) {
-    if (stats.prefetch_layers[layer].predicted == 0) continue;
-    nlohmann::json entry = prefetch_counters_json(stats.prefetch_layers[layer]);
-    entry["layer"] = layer;
-    layers.push_back(std::move(entry));
-  }
   nlohmann::json json = prefetch_counters_json(stats.prefetch);
   json["mode"] = stats.prefetch_mode;
   json["rows_dropped"] = stats.prefetch_rows_dropped;
@@ -69,7 +75,7 @@ nlohmann::json prefetch_json(const EngineStats& stats) {
   json["switches"] = stats.prefetch_switches;
   json["lens_s"] = stats.prefetch_lens_s;
   json["lens_bytes"] = stats.prefetch_lens_bytes;
-  json["layers"] = std::move(layers);
+  json["layers"] = by_layer(stats.prefetch_layers, &PrefetchCounters::predicted, prefetch_counters_json);
   json["recall"] = std::move(recall);
   return json;
 }
@@ -77,14 +83,6 @@ nlohmann::json prefetch_json(const EngineStats& stats) {
 }  // namespace
 
 nlohmann::json engine_stats_json(const EngineStats& stats) {
-  nlohmann::json layers = nlohmann::json::array();
-  for (size_t layer = 0; layer < stats.layers.size(); ++layer) {
-    if (stats.layers[layer].requests == 0) continue;  // a dense layer, or none of its experts was asked for yet
-    nlohmann::json entry = counters_json(stats.layers[layer]);
-    entry["layer"] = layer;
-    layers.push_back(std::move(entry));
-  }
-
   nlohmann::json drives = nlohmann::json::array();
   for (const DriveStats& drive : stats.io_drives) {
     drives.push_back({{"path", drive.path},
@@ -119,7 +117,7 @@ nlohmann::json engine_stats_json(const EngineStats& stats) {
       {"fused_blocks", stats.fused_blocks}, {"generic_blocks", stats.generic_blocks}, {"lone_blocks", stats.lone_blocks}};
   json["verified"] = {{"slots", stats.verified_slots}, {"reads", stats.verified_reads}};
   json["memory"] = {{"pool_bytes", stats.pool_bytes}, {"pool_shrinks", stats.pool_shrinks}, {"pool_grows", stats.pool_grows}};
-  json["layers"] = std::move(layers);
+  json["layers"] = by_layer(stats.layers, &ExpertCounters::requests, counters_json);
   return json;
 }
 
