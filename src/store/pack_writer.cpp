@@ -315,7 +315,6 @@ Status PackWriter::plan() {
     offset += layer.record_stride_bytes * layer.n_expert;
   }
   report_.experts_file_bytes = offset;
-  report_.model_file_bytes = merged_.size_bytes;
   report_.dense_bytes = catalog_.dense_bytes;
   total_bytes_ = catalog_.expert_bytes + catalog_.dense_bytes;
   return {};

@@ -45,7 +45,6 @@ struct PackOptions {
 struct PackReport {
   PackId id;
   uint64_t experts_file_bytes = 0;
-  uint64_t model_file_bytes = 0;  // of them on the disk: dense_bytes and a little
   uint64_t dense_bytes = 0;
   uint64_t n_record = 0;
   uint64_t n_native = 0;  // matrices that the transform rearranged
