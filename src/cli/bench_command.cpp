@@ -17,6 +17,7 @@
 #include "base/log.h"
 #include "cli/bench_report.h"
 #include "cli/bench_text.h"
+#include "cli/exit_code.h"
 #include "cli/logging.h"
 #include "cli/machine_facts.h"
 #include "cli/model_session.h"
@@ -28,9 +29,6 @@
 namespace sluice {
 
 namespace {
-
-constexpr int kExitFailure = 1;
-constexpr int kExitUsage = 2;
 
 struct BenchOptions {
   std::string model_path;

@@ -6,14 +6,13 @@
 #include <string>
 
 #include "backend/engine.h"
+#include "cli/exit_code.h"
 #include "cli/inspect_report.h"
 #include "store/catalog.h"
 
 namespace sluice {
 
 namespace {
-
-constexpr int kExitFailure = 1;
 
 struct InspectCommand {
   std::string model_path;

@@ -12,6 +12,7 @@
 
 #include "backend/engine.h"
 #include "cli/bench_command.h"
+#include "cli/exit_code.h"
 #include "cli/inspect_command.h"
 #include "cli/pack_command.h"
 #include "cli/probe_command.h"
@@ -22,8 +23,6 @@
 #include "sluice_version.h"
 
 namespace {
-
-constexpr int kExitUsage = 2;
 
 std::string version_text() {
   sluice::engine_register_cpu_backend();  // whose features are told
@@ -69,11 +68,11 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& fault) {
     const std::string command = command_path(app);
     fmt::print(stderr, "{}: {} (see '{} --help')\n", command, fault.what(), command);
-    return kExitUsage;
+    return sluice::kExitUsage;
   }
   if (app.get_subcommands().empty()) {
     fmt::print(stderr, "sluice: no command given (see 'sluice --help')\n");
-    return kExitUsage;
+    return sluice::kExitUsage;
   }
   return exit_code;
 }

@@ -6,6 +6,7 @@
 
 #include "backend/engine.h"
 #include "base/clock.h"
+#include "cli/exit_code.h"
 #include "cli/progress_bar.h"
 #include "cli/signals.h"
 #include "ggml.h"
@@ -17,8 +18,6 @@
 namespace sluice {
 
 namespace {
-
-constexpr int kExitFailure = 1;
 
 struct PackCommand {
   std::string model_path;

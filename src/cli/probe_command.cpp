@@ -12,6 +12,7 @@
 
 #include "backend/engine.h"
 #include "base/log.h"
+#include "cli/exit_code.h"
 #include "cli/logging.h"
 #include "cli/model_session.h"
 #include "cli/probe_report.h"
@@ -22,8 +23,6 @@ namespace sluice {
 
 namespace {
 
-constexpr int kExitFailure = 1;
-constexpr int kExitUsage = 2;
 constexpr uint32_t kUbatchTokens = 512;
 
 struct ProbeOptions {

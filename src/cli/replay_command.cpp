@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "cli/exit_code.h"
 #include "cli/replay_report.h"
 #include "policy/replay.h"
 #include "trace/routing_trace.h"
@@ -15,9 +16,6 @@
 namespace sluice {
 
 namespace {
-
-constexpr int kExitFailure = 1;
-constexpr int kExitUsage = 2;
 
 struct ReplayCommand {
   std::string trace_path;

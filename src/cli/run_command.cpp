@@ -14,6 +14,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "cli/chat_template.h"
+#include "cli/exit_code.h"
 #include "cli/generator.h"
 #include "cli/line_reader.h"
 #include "cli/logging.h"
@@ -27,9 +28,6 @@
 namespace sluice {
 
 namespace {
-
-constexpr int kExitFailure = 1;
-constexpr int kExitUsage = 2;
 
 // Prompts of more tokens than this show how far they are, on a terminal.
 constexpr size_t kProgressTokensMin = 1024;
